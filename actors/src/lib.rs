@@ -1,0 +1,1 @@
+//! The delivery law of postrider: an actor pipeline from a PostgreSQL outbox to RabbitMQ.

@@ -1,0 +1,1 @@
+//! postrider: the program around the pipeline.
