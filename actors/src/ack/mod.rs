@@ -1,0 +1,1 @@
+//! Recording: from verdicts to durable state.

@@ -1,0 +1,1 @@
+//! Decoding: from what a source took to messages.

@@ -1,0 +1,1 @@
+//! Publishing: from messages to verdicts.

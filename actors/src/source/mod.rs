@@ -1,0 +1,3 @@
+//! Sources: how rows arrive.
+
+pub mod claim;
