@@ -26,7 +26,7 @@ pub struct Settings {
 }
 
 /// The broker.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct BrokerSettings {
     /// `amqp://` or `amqps://`, with credentials and virtual host.
     pub url: String,
@@ -36,6 +36,17 @@ pub struct BrokerSettings {
     pub cert_file: Option<std::path::PathBuf>,
     /// PEM file of our key.
     pub key_file: Option<std::path::PathBuf>,
+}
+
+impl std::fmt::Debug for BrokerSettings {
+    /// Leaves the URL out: it holds a password.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BrokerSettings")
+            .field("ca_file", &self.ca_file)
+            .field("cert_file", &self.cert_file)
+            .field("key_file", &self.key_file)
+            .finish_non_exhaustive()
+    }
 }
 
 /// The outbox table and its columns.
