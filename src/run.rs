@@ -1,0 +1,182 @@
+//! `postrider run`: the relay, the admin server, and the signals that end them.
+
+use std::{
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use metrics_exporter_prometheus::PrometheusHandle;
+use postrider_actors::{
+    database::pool,
+    pipeline::{Plane, Relay},
+    settings::{RowPolicy, Settings, SourceSettings},
+    status::{Board, figures::Figures},
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    admin::{self, Admin, access::Tokens},
+    config::Config,
+    settings::settings,
+    shutdown::Signals,
+};
+
+/// How often the summary line is written while messages move.
+const SUMMARY_INTERVAL: Duration = Duration::from_secs(60);
+
+/// How long the first line waits for the counts it should show.
+const FIRST_READING: Duration = Duration::from_secs(3);
+
+/// Threads for connections and the control plane; the stages have their own.
+const CONNECTION_THREADS: usize = 2;
+
+/// Runs the relay until it is told to stop or cannot go on.
+///
+/// # Errors
+/// When the admin address cannot be bound, a token file cannot be read, or the relay gives up.
+pub fn run(config: &Config, metrics: PrometheusHandle) -> anyhow::Result<()> {
+    let settings = Arc::new(settings(config)?);
+    let tokens = Tokens::read(config.admin.token_file.as_deref(), config.admin.read_token_file.as_deref())?;
+    let runtime = || {
+        tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(CONNECTION_THREADS)
+            .thread_name("connections")
+            .enable_all()
+            .build()
+            .expect("the system gives threads")
+    };
+    let system = actix_rt::System::with_tokio_rt(runtime);
+    system.block_on(serve(config, settings, tokens, metrics))
+}
+
+async fn serve(
+    config: &Config,
+    settings: Arc<Settings>,
+    tokens: Tokens,
+    metrics: PrometheusHandle,
+) -> anyhow::Result<()> {
+    let mut signals = Signals::hear().context("hear signals")?;
+    postrider_actors::metrics::register();
+    let board = Board::new();
+    let figures = Figures::new();
+    let pool = pool::build(&settings)?;
+    let plane = Plane::new(Arc::clone(&settings), pool.clone(), board.clone(), Arc::clone(&figures));
+    let listen = config.admin.listen;
+    let server = admin::serve(
+        listen,
+        Admin {
+            settings: Arc::clone(&settings),
+            board: board.clone(),
+            figures: Arc::clone(&figures),
+            plane: Arc::clone(&plane),
+            metrics,
+            tokens,
+            started: jiff::Timestamp::now(),
+        },
+    )
+    .with_context(|| format!("admin.listen {listen}: cannot bind; choose another address or end what holds it"))?;
+    let admin = server.handle();
+    actix_rt::spawn(server);
+
+    let shutdown = CancellationToken::new();
+    let relay = Relay {
+        settings: Arc::clone(&settings),
+        pool,
+        board,
+        figures: Arc::clone(&figures),
+        plane: Arc::clone(&plane),
+    };
+    actix_rt::spawn(introduce(config.clone(), Arc::clone(&settings), plane));
+    actix_rt::spawn(summarise(figures));
+    let mut running = std::pin::pin!(relay.run(shutdown.clone()));
+    let result = tokio::select! {
+        result = &mut running => result,
+        name = signals.next() => {
+            tracing::info!(signal = name, "settling what is in flight, then stopping; a second signal stops now");
+            shutdown.cancel();
+            tokio::select! {
+                result = &mut running => result,
+                name = signals.next() => anyhow::bail!("stopped at once by a second signal ({name}); what was in flight will be repeated"),
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(1), admin.stop(false)).await.ok();
+    result.map_err(|error| anyhow::anyhow!(error.chain()))?;
+    tracing::info!("stopped");
+    Ok(())
+}
+
+/// One line with every effective choice, and what waits.
+async fn introduce(config: Config, settings: Arc<Settings>, plane: Arc<Plane>) {
+    let deadline = tokio::time::Instant::now() + FIRST_READING;
+    while plane.reading().is_none() && tokio::time::Instant::now() < deadline {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let health = plane.reading().map(|reading| reading.health);
+    let count = |count: Option<u64>| count.map_or_else(|| "unknown".to_owned(), |count| count.to_string());
+    let (mode, from) = match &settings.source {
+        SourceSettings::Wal(wal) => ("wal", format!("slot {} publication {}", wal.slot, wal.publication)),
+        SourceSettings::Poll(poll) => {
+            ("poll", format!("{} workers of {} every {} ms", poll.workers, poll.batch_messages, poll.interval.as_millis()))
+        }
+    };
+    let rows = match settings.ack.rows {
+        RowPolicy::Update => "update",
+        RowPolicy::Delete => "delete",
+        RowPolicy::Keep => "keep",
+    };
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        mode,
+        from,
+        outbox = settings.outbox.name(),
+        database = config.database.url.masked(),
+        broker = config.broker.url.masked(),
+        exchange = config.publish.exchange,
+        routing_key = config.publish.routing_key,
+        rows,
+        window = settings.publish.window,
+        lanes = settings.publish.lanes,
+        exposure = settings.publish.exposure,
+        credit_messages = settings.credits.messages,
+        credit_bytes = settings.credits.bytes,
+        confirms = settings.publish.confirms,
+        mandatory = settings.publish.mandatory,
+        persistent = settings.publish.persistent,
+        admin = %config.admin.listen,
+        unprocessed = count(health.as_ref().and_then(|health| health.unprocessed)),
+        retries = count(health.as_ref().map(|health| health.retries)),
+        dead_letters = count(health.as_ref().map(|health| health.dead_letters)),
+        "postrider runs"
+    );
+    if !settings.publish.confirms {
+        tracing::warn!("publish.confirms is off: what the broker loses, nobody will know");
+    }
+    if !settings.publish.mandatory {
+        tracing::warn!("publish.mandatory is off: messages without a queue count as delivered");
+    }
+}
+
+/// One line a minute while messages move.
+async fn summarise(figures: Arc<Figures>) {
+    let mut ticks = tokio::time::interval(SUMMARY_INTERVAL);
+    ticks.tick().await;
+    let totals = || (figures.delivered.load(Relaxed), figures.rejected.load(Relaxed), figures.recorded.load(Relaxed));
+    let mut before = totals();
+    loop {
+        ticks.tick().await;
+        let now = totals();
+        if now != before {
+            tracing::info!(
+                delivered = now.0 - before.0,
+                rejected = now.1 - before.1,
+                recorded = now.2 - before.2,
+                in_flight = figures.credits_in_use().messages,
+                exposed = figures.exposed(),
+                "last minute"
+            );
+        }
+        before = now;
+    }
+}
