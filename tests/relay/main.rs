@@ -6,4 +6,10 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod conformance;
+mod outbox;
+mod poll;
+mod refusals;
+mod rejections;
 mod toolbox;
+mod wal;

@@ -39,14 +39,19 @@ pub(crate) struct Ran {
 impl RelayConfig {
     /// The defaults, pointed at this database and this vhost, with a slot and an admin port of its own.
     pub(crate) fn new(database: &Database, vhost: &Vhost) -> Self {
-        let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(super::unique());
-        fs::create_dir_all(&folder).expect("a folder for the relay");
-        let port = free_port();
+        let (folder, port) = place();
         Self { values: BTreeMap::new(), folder, port, env: BTreeMap::new() }
             .set("database.url", database.url())
             .set("broker.url", vhost.url())
             .set("source.wal.slot", database.name())
             .set("admin.listen", format!("127.0.0.1:{port}"))
+    }
+
+    /// The same relay once more: the same outbox and slot, an admin port of its own.
+    pub(crate) fn another(&self) -> Self {
+        let (folder, port) = place();
+        let other = Self { folder, port, ..self.clone() };
+        other.set("admin.listen", format!("127.0.0.1:{port}"))
     }
 
     pub(crate) fn set(mut self, key: &str, value: impl Into<Value>) -> Self {
@@ -117,6 +122,13 @@ impl RelayConfig {
         relay.wait_state("running").await;
         relay
     }
+}
+
+/// A folder and an admin port that no other relay has.
+fn place() -> (PathBuf, u16) {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(super::unique());
+    fs::create_dir_all(&folder).expect("a folder for the relay");
+    (folder, free_port())
 }
 
 /// A running relay; killed when dropped. A failing test shows the end of its log.
