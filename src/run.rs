@@ -60,7 +60,7 @@ async fn serve(
     postrider_actors::metrics::register();
     let board = Board::new();
     let figures = Figures::new();
-    let pool = pool::build(&settings)?;
+    let pool = pool::pool(&settings.database, "postrider", connections(&settings))?;
     let plane = Plane::new(Arc::clone(&settings), pool.clone(), board.clone(), Arc::clone(&figures));
     let listen = config.admin.listen;
     let server = admin::serve(
@@ -105,6 +105,15 @@ async fn serve(
     result.map_err(|error| anyhow::anyhow!(error.chain()))?;
     tracing::info!("stopped");
     Ok(())
+}
+
+/// SQL connections at most: one a claim, one for retries, and one each for the acker, the decoder and the control plane.
+fn connections(settings: &Settings) -> usize {
+    let workers = match &settings.source {
+        SourceSettings::Wal(_) => 0,
+        SourceSettings::Poll(poll) => poll.workers,
+    };
+    workers + 8
 }
 
 /// One line with every effective choice, and what waits.

@@ -229,7 +229,7 @@ impl Status {
                 .collect(),
             outbox: settings.outbox.name(),
             desired: request.desired.as_str().to_owned(),
-            drain: draining.then(|| Drain { target: request.target, remaining_rows: plane.remaining() }),
+            drain: draining.then(|| Drain { target: request.drain_target, remaining_rows: plane.remaining() }),
             stages: Stages {
                 source: stage(Stage::Source),
                 decode: stage(Stage::Decode),
@@ -274,7 +274,7 @@ fn waiting(reading: &Reading) -> Waiting {
     let health = &reading.health;
     Waiting {
         unprocessed: health.unprocessed,
-        oldest_unprocessed_seconds: health.oldest_unprocessed_seconds,
+        oldest_unprocessed_seconds: health.oldest_unprocessed.map(|age| age.as_secs_f64()),
         retries: health.retries,
         dead_letters: health.dead_letters,
         read_at: rfc3339(reading.at),
@@ -293,7 +293,7 @@ fn slot(admin: &Admin, reading: Option<&Reading>) -> Option<Slot> {
         durable_lsn: Lsn(figures.durable_lsn.load(Relaxed)).to_string(),
         confirmed_flush_lsn: known.and_then(|slot| slot.confirmed_flush.map(|lsn| lsn.to_string())),
         wal_status: known.and_then(|slot| slot.wal_status.clone()),
-        retained_bytes: known.and_then(|slot| slot.retained_bytes),
+        retained_bytes: known.map(|slot| slot.retained_bytes),
         lag_bytes: lag_bytes(admin, reading),
     })
 }
@@ -301,7 +301,7 @@ fn slot(admin: &Admin, reading: Option<&Reading>) -> Option<Slot> {
 /// WAL written and not acknowledged: by the server's position at the last reading, or the stream's own, whichever is
 /// further.
 fn lag_bytes(admin: &Admin, reading: Option<&Reading>) -> Option<u64> {
-    let written = reading?.health.current_lsn?.0.max(admin.figures.received_lsn.load(Relaxed));
+    let written = reading?.health.wal_lsn.0.max(admin.figures.received_lsn.load(Relaxed));
     Some(written.saturating_sub(admin.figures.durable_lsn.load(Relaxed)))
 }
 
@@ -333,11 +333,11 @@ pub fn copy_levels(admin: &Admin) {
     gauge!("postrider_dead_letters").set(reading.health.dead_letters as f64);
     if let Some(unprocessed) = reading.health.unprocessed {
         gauge!("postrider_unprocessed_rows").set(unprocessed as f64);
-        let oldest = reading.health.oldest_unprocessed_seconds.unwrap_or(0.0);
+        let oldest = reading.health.oldest_unprocessed.map_or(0.0, |age| age.as_secs_f64());
         gauge!("postrider_oldest_unprocessed_seconds").set(oldest);
     }
     let slot = reading.health.slot.as_ref();
-    gauge!("postrider_slot_retained_bytes").set(slot.and_then(|slot| slot.retained_bytes).unwrap_or(0) as f64);
+    gauge!("postrider_slot_retained_bytes").set(slot.map_or(0, |slot| slot.retained_bytes) as f64);
     if matches!(admin.settings.source, SourceSettings::Wal(_)) {
         gauge!("postrider_replication_lag_bytes").set(lag_bytes(admin, Some(&reading)).unwrap_or(0) as f64);
     }

@@ -6,16 +6,16 @@
 use deadpool_postgres::Pool;
 
 use crate::{
-    ack::{rows::Progress, stream::StreamIdentity},
+    ack::stream::StreamIdentity,
     database::{
-        control,
-        pool,
-        progress::{self, ProgressRow},
+        drain, pool,
+        outbox::Outbox,
+        progress::{self, ProgressRow, Sweep},
     },
     error::Result,
     ledger::Watermark,
     position::{Lsn, Position},
-    settings::{FirstStart, Settings, WalSettings},
+    settings::{FirstStart, WalSettings},
 };
 
 /// What a start in `wal` mode does.
@@ -44,63 +44,63 @@ pub fn plan(stored: Option<ProgressRow>, opened: &StreamIdentity, wal: &WalSetti
         let sweep = wal.first_start == FirstStart::Sweep;
         return Plan { sweep, resume: Watermark::default(), overlap: None, anew: true };
     };
-    let same_slot = stored.mode == "wal"
-        && stored.slot.as_deref() == Some(opened.slot.as_str())
-        && stored.system_identifier.as_deref() == Some(opened.system_identifier.as_str());
-    if !same_slot {
+    let same_stream = |progress: &&progress::Progress| {
+        stored.mode == "wal"
+            && progress.slot == opened.slot
+            && progress.system_identifier == opened.system_identifier
+    };
+    let Some(progress) = stored.progress.as_ref().filter(same_stream) else {
         // Another mode, slot or cluster: rows may wait that this stream will never show.
         return Plan { sweep: true, resume: Watermark::default(), overlap: None, anew: true };
-    }
-    let same_timeline = stored.timeline == Some(opened.timeline);
+    };
+    let same_timeline = progress.timeline == opened.timeline;
     let resume = if same_timeline {
-        Watermark { position: stored.position, flush: stored.flush }
+        Watermark { position: progress.position, flush: progress.flush }
     } else {
         Watermark::default()
     };
-    Plan { sweep: !stored.swept, resume, overlap: stored.sweep_end, anew: !same_timeline }
+    Plan { sweep: stored.sweep == Sweep::Pending, resume, overlap: stored.sweep_end, anew: !same_timeline }
 }
 
 /// What earlier starts left behind.
 ///
 /// # Errors
 /// When the database cannot be asked.
-pub async fn progress(pool: &Pool, settings: &Settings) -> Result<Option<ProgressRow>> {
+pub async fn stored(pool: &Pool, outbox: &Outbox) -> Result<Option<ProgressRow>> {
     let client = pool::get(pool).await?;
-    progress::load(&client, &settings.database.schema, &settings.outbox.name()).await
+    progress::load_progress(&client, outbox).await
 }
 
 /// Stores which stream is about to be read, before anything of it is.
 ///
 /// # Errors
 /// When it cannot be stored.
-pub async fn begin_streaming(
-    pool: &Pool,
-    settings: &Settings,
-    identity: &StreamIdentity,
-    plan: &Plan,
-) -> Result<()> {
+pub async fn begin_streaming(pool: &Pool, outbox: &Outbox, identity: &StreamIdentity, plan: &Plan) -> Result<()> {
     if !plan.anew {
         return Ok(());
     }
     let client = pool::get(pool).await?;
-    let progress = Progress {
+    // The sweep first: a start that is killed between the two sweeps again instead of not at all.
+    let sweep = if plan.sweep { Sweep::Pending } else { Sweep::Done };
+    progress::set_sweep(&client, outbox, sweep, plan.overlap).await?;
+    let progress = progress::Progress {
         slot: identity.slot.clone(),
         system_identifier: identity.system_identifier.clone(),
         timeline: identity.timeline,
         position: plan.resume.position,
         flush: plan.resume.flush,
     };
-    progress::begin_wal(&client, &settings.database.schema, &settings.outbox.name(), &progress, !plan.sweep).await
+    progress::store_progress(&client, outbox, &progress).await
 }
 
 /// Stores that history is delivered, up to now.
 ///
 /// # Errors
 /// When it cannot be stored; the sweep is repeated then, and finds nothing.
-pub async fn swept(pool: &Pool, settings: &Settings, plan: Plan) -> Result<Plan> {
+pub async fn swept(pool: &Pool, outbox: &Outbox, plan: Plan) -> Result<Plan> {
     let client = pool::get(pool).await?;
-    let end = control::current_lsn(&client).await?;
-    progress::sweep_done(&client, &settings.database.schema, &settings.outbox.name(), end).await?;
+    let end = drain::current_lsn(&client).await?;
+    progress::set_sweep(&client, outbox, Sweep::Done, Some(end)).await?;
     Ok(Plan { sweep: false, overlap: Some(end), anew: false, ..plan })
 }
 
@@ -108,9 +108,9 @@ pub async fn swept(pool: &Pool, settings: &Settings, plan: Plan) -> Result<Plan>
 ///
 /// # Errors
 /// When it cannot be stored.
-pub async fn begin_polling(pool: &Pool, settings: &Settings) -> Result<()> {
+pub async fn begin_polling(pool: &Pool, outbox: &Outbox) -> Result<()> {
     let client = pool::get(pool).await?;
-    progress::begin_poll(&client, &settings.database.schema, &settings.outbox.name()).await
+    progress::set_mode(&client, outbox, "poll").await
 }
 
 #[cfg(test)]
@@ -130,15 +130,21 @@ mod tests {
         StreamIdentity { slot: "s".into(), system_identifier: "7".into(), timeline: 1 }
     }
 
+    fn progress() -> progress::Progress {
+        progress::Progress {
+            slot: "s".into(),
+            system_identifier: "7".into(),
+            timeline: 1,
+            position: Position { commit: Lsn(100), row: 3 },
+            flush: Lsn(90),
+        }
+    }
+
     fn stored() -> ProgressRow {
         ProgressRow {
             mode: "wal".into(),
-            slot: Some("s".into()),
-            system_identifier: Some("7".into()),
-            timeline: Some(1),
-            position: Position { commit: Lsn(100), row: 3 },
-            flush: Lsn(90),
-            swept: true,
+            progress: Some(progress()),
+            sweep: Sweep::Done,
             sweep_cursor: None,
             sweep_end: Some(Lsn(50)),
         }
@@ -161,9 +167,16 @@ mod tests {
     #[test]
     fn a_stored_position_of_another_slot_cluster_or_mode_is_ignored_and_history_swept() {
         let others = [
-            ProgressRow { slot: Some("other".into()), ..stored() },
-            ProgressRow { system_identifier: Some("8".into()), ..stored() },
+            ProgressRow {
+                progress: Some(progress::Progress { slot: "other".into(), ..progress() }),
+                ..stored()
+            },
+            ProgressRow {
+                progress: Some(progress::Progress { system_identifier: "8".into(), ..progress() }),
+                ..stored()
+            },
             ProgressRow { mode: "poll".into(), ..stored() },
+            ProgressRow { progress: None, ..stored() },
         ];
         for other in others {
             let plan = plan(Some(other), &opened(), &wal(FirstStart::Stream));
@@ -174,13 +187,16 @@ mod tests {
 
     #[test]
     fn a_position_of_another_timeline_is_ignored() {
-        let plan = plan(Some(ProgressRow { timeline: Some(2), ..stored() }), &opened(), &wal(FirstStart::Sweep));
+        let plan = plan(Some(ProgressRow {
+            progress: Some(progress::Progress { timeline: 2, ..progress() }),
+            ..stored()
+        }), &opened(), &wal(FirstStart::Sweep));
         assert_eq!(plan.position(), None);
         assert!(plan.anew && !plan.sweep);
     }
 
     #[test]
     fn a_sweep_that_was_killed_goes_on() {
-        assert!(plan(Some(ProgressRow { swept: false, ..stored() }), &opened(), &wal(FirstStart::Stream)).sweep);
+        assert!(plan(Some(ProgressRow { sweep: Sweep::Pending, ..stored() }), &opened(), &wal(FirstStart::Stream)).sweep);
     }
 }

@@ -16,7 +16,9 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     control::{Desired, Intake},
     database::{
-        control::{self, Health},
+        control::{self, Health, Request},
+        drain,
+        outbox::Outbox,
         pool,
     },
     error::{Error, Kind, Result},
@@ -33,15 +35,6 @@ const DRAIN_INTERVAL: Duration = Duration::from_millis(500);
 
 /// How long a read or a write of the control plane may take.
 const DEADLINE: Duration = Duration::from_secs(10);
-
-/// A request and, for a drain, how far it goes.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Request {
-    /// What was asked for.
-    pub desired: Desired,
-    /// A drain's target: an LSN (wal) or a snapshot (poll), as text.
-    pub target: Option<String>,
-}
 
 /// The figures that need SQL, and when they were read.
 #[derive(Debug, Clone)]
@@ -67,6 +60,8 @@ pub struct Plane {
     remaining: watch::Sender<Option<u64>>,
     /// Set once by a shutdown: nothing more is taken, whatever is asked for.
     closing: CancellationToken,
+    /// The table as the database describes it; read again by each generation.
+    outbox: Mutex<Option<Arc<Outbox>>>,
     /// Serialises requests: each is a write and then a change here.
     asking: tokio::sync::Mutex<()>,
     drained: Mutex<bool>,
@@ -85,6 +80,7 @@ impl Plane {
             reading: watch::Sender::new(None),
             remaining: watch::Sender::new(None),
             closing: CancellationToken::new(),
+            outbox: Mutex::new(None),
             asking: tokio::sync::Mutex::new(()),
             drained: Mutex::new(false),
         })
@@ -145,19 +141,21 @@ impl Plane {
         if self.request.borrow().desired == desired {
             return Ok(());
         }
-        let outbox = self.settings.outbox.name();
         let store = async {
             let client = pool::get(&self.pool).await?;
-            let target = match (desired, &self.settings.source) {
-                (Desired::Drain, SourceSettings::Wal(_)) => Some(control::current_lsn(&client).await?.to_string()),
-                (Desired::Drain, SourceSettings::Poll(_)) => Some(control::current_snapshot(&client).await?),
+            let outbox = self.outbox(&client).await?;
+            let drain_target = match (desired, &self.settings.source) {
+                (Desired::Drain, SourceSettings::Wal(_)) => Some(drain::current_lsn(&client).await?.to_string()),
+                (Desired::Drain, SourceSettings::Poll(_)) => Some(drain::current_snapshot(&client).await?),
                 _ => None,
             };
-            control::write(&client, &self.settings.database.schema, &outbox, desired, target.as_deref()).await?;
-            Ok(Request { desired, target })
+            let request = Request { desired, drain_target };
+            control::store_request(&client, &outbox, &request).await?;
+            Ok(request)
         };
         let request = timely(store).await?;
-        tracing::info!(desired = desired.as_str(), target = request.target.as_deref().unwrap_or(""), "asked for");
+        let target = request.drain_target.as_deref().unwrap_or("");
+        tracing::info!(desired = desired.as_str(), target, "asked for");
         self.adopt(request);
         Ok(())
     }
@@ -188,7 +186,7 @@ impl Plane {
     fn apply(&self) {
         let request = self.request.borrow().clone();
         let drained = self.drained();
-        let target = request.target.as_deref().and_then(|target| target.parse::<Lsn>().ok());
+        let target = request.drain_target.as_deref().and_then(|target| target.parse::<Lsn>().ok());
         let intake = match (request.desired, target) {
             _ if self.closing.is_cancelled() => Intake::Closed,
             (Desired::Run, _) => Intake::Open,
@@ -229,20 +227,36 @@ impl Plane {
         }
     }
 
+    /// Says how the database describes the table; each generation does, so that a change of it is noticed.
+    pub fn set_outbox(&self, outbox: Arc<Outbox>) {
+        *self.outbox.lock().unwrap_or_else(PoisonError::into_inner) = Some(outbox);
+    }
+
+    async fn outbox(&self, client: &tokio_postgres::Client) -> Result<Arc<Outbox>> {
+        let known = self.outbox.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        match known {
+            Some(outbox) => Ok(outbox),
+            None => Outbox::load(client, &self.settings).await.map(Arc::new),
+        }
+    }
+
     async fn read(&self) -> Result<()> {
         let client = pool::get(&self.pool).await?;
         let _one_at_a_time = self.asking.lock().await;
-        let stored = control::read(&client, &self.settings.database.schema, &self.settings.outbox.name()).await?;
-        let (desired, target) = stored.unwrap_or_default();
-        self.adopt(Request { desired, target });
+        let outbox = self.outbox(&client).await?;
+        self.adopt(control::load_request(&client, &outbox).await?);
         let asked = SystemTime::now();
-        let health = control::health(&client, &self.settings).await?;
+        let slot = match &self.settings.source {
+            SourceSettings::Wal(wal) => Some(wal.slot.as_str()),
+            SourceSettings::Poll(_) => None,
+        };
+        let health = control::health(&client, &outbox, slot).await?;
         // Half of the round trip is the best guess at when the server looked at its clock.
         let half = asked.elapsed().unwrap_or_default() / 2;
         let ours = (asked + half)
             .duration_since(SystemTime::UNIX_EPOCH)
             .map_or(0, |since| i64::try_from(since.as_micros()).unwrap_or(i64::MAX));
-        self.figures.clock_offset.store(health.clock.saturating_sub(ours), Relaxed);
+        self.figures.clock_offset.store(health.now.saturating_sub(ours), Relaxed);
         self.reading.send_replace(Some(Reading { health, at: SystemTime::now(), instant: Instant::now() }));
         Ok(())
     }
@@ -250,12 +264,12 @@ impl Plane {
     /// Looks whether a drain has arrived: at its target, and everything taken is recorded.
     async fn advance_drain(&self) -> Result<()> {
         let request = self.request.borrow().clone();
-        let Some(target) = request.target else { return Ok(()) };
+        let Some(target) = request.drain_target else { return Ok(()) };
         let arrived = match target.parse::<Lsn>() {
             Ok(lsn) => Lsn(self.figures.durable_lsn.load(Relaxed)) >= lsn,
             Err(_) => {
                 let client = pool::get(&self.pool).await?;
-                let remaining = control::remaining(&client, &self.settings.outbox, &target).await?;
+                let remaining = drain::remaining(&client, &self.settings.outbox, &target).await?;
                 self.remaining.send_replace(Some(remaining));
                 self.apply();
                 remaining == 0

@@ -13,6 +13,7 @@ use crate::{
     ack::stream::StreamRecorder,
     control::Controls,
     credit::Credits,
+    database::{outbox::Outbox, pool},
     decode::Resume,
     error::{Disposition, Error, Result},
     metrics,
@@ -127,6 +128,14 @@ impl Relay {
         life.await
     }
 
+    /// The table as the database describes it now.
+    async fn outbox(&self) -> Result<Arc<Outbox>> {
+        let client = pool::get(&self.pool).await?;
+        let outbox = Arc::new(Outbox::load(&client, &self.settings).await?);
+        self.plane.set_outbox(Arc::clone(&outbox));
+        Ok(outbox)
+    }
+
     /// What the stages of a new generation share.
     fn shared(&self) -> Shared {
         let credits = Credits::new(self.settings.credits);
@@ -150,7 +159,8 @@ impl Relay {
         arbiters: &Arc<Arbiters>,
         shutdown: &CancellationToken,
     ) -> Result<(), Ended> {
-        history::begin_polling(&self.pool, &self.settings).await.map_err(before)?;
+        let outbox = self.outbox().await.map_err(before)?;
+        history::begin_polling(&self.pool, &outbox).await.map_err(before)?;
         let shared = self.shared();
         let generation =
             Generation::start(shared, Arc::clone(arbiters), None, Resume::default(), poll.workers);
@@ -164,11 +174,12 @@ impl Relay {
         arbiters: &Arc<Arbiters>,
         shutdown: &CancellationToken,
     ) -> Result<(), Ended> {
-        let progress = history::progress(&self.pool, &self.settings).await.map_err(before)?;
+        let outbox = self.outbox().await.map_err(before)?;
+        let progress = history::stored(&self.pool, &outbox).await.map_err(before)?;
         let stream = wal::open(&self.settings, wal, &self.pool, progress.as_ref()).await.map_err(before)?;
         let identity = stream.identity().clone();
         let mut plan = history::plan(progress, &identity, wal);
-        history::begin_streaming(&self.pool, &self.settings, &identity, &plan).await.map_err(before)?;
+        history::begin_streaming(&self.pool, &outbox, &identity, &plan).await.map_err(before)?;
 
         if plan.sweep {
             let shared = self.shared();
@@ -190,7 +201,7 @@ impl Relay {
                 return self.tear_down(generation, ended).await;
             }
             generation.stop().await.map_err(before)?;
-            plan = history::swept(&self.pool, &self.settings, plan).await.map_err(before)?;
+            plan = history::swept(&self.pool, &outbox, plan).await.map_err(before)?;
             tracing::info!(rows = self.figures.swept.load(Relaxed), "history delivered");
         }
 
