@@ -1,1 +1,3 @@
 //! postrider: the program around the pipeline.
+
+pub mod config;
