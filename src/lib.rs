@@ -1,3 +1,6 @@
 //! postrider: the program around the pipeline.
 
+pub mod catalog;
 pub mod config;
+pub mod failure;
+pub mod migrate;

@@ -32,11 +32,14 @@ pub struct ConfigError {
 }
 
 impl ConfigError {
-    pub(super) fn new(origin: Origin, problem: impl Into<String>) -> Self {
+    /// An error about a value from `origin`; `problem` names the key, what was found and what is allowed.
+    pub fn new(origin: Origin, problem: impl Into<String>) -> Self {
         Self { origin, problem: problem.into(), hint: None }
     }
 
-    pub(super) fn with_hint(mut self, hint: impl Into<String>) -> Self {
+    /// Attaches what a person can do about it.
+    #[must_use]
+    pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
     }
