@@ -4,3 +4,4 @@ pub mod catalog;
 pub mod config;
 pub mod failure;
 pub mod migrate;
+pub mod telemetry;
