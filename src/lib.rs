@@ -2,6 +2,7 @@
 
 pub mod catalog;
 pub mod config;
+pub mod doctor;
 pub mod failure;
 pub mod migrate;
 pub mod telemetry;
