@@ -1,6 +1,7 @@
 //! postrider: the program around the pipeline.
 
 pub mod catalog;
+pub mod cli;
 pub mod config;
 pub mod doctor;
 pub mod failure;
