@@ -7,7 +7,9 @@
 mod replication;
 mod tls;
 
-use std::{error::Error as _, fmt, future::poll_fn, path::PathBuf, str::FromStr, time::Duration};
+use std::{
+    borrow::Cow, error::Error as _, fmt, future::poll_fn, path::PathBuf, str::FromStr, time::Duration,
+};
 
 use tokio::sync::watch;
 use tokio_postgres::{
@@ -154,7 +156,7 @@ pub fn quote_literal(text: &str) -> String {
 ///
 /// A refusal is an answer about us (password, name, privilege); everything else that ends a connection is an
 /// outage, and worth another try.
-pub fn from_postgres(error: tokio_postgres::Error, op: &'static str) -> Error {
+pub fn from_postgres(error: tokio_postgres::Error, op: impl Into<Cow<'static, str>>) -> Error {
     let (kind, remedy) = classify(&error);
     let wrapped = Error::new(kind, op).with_source(error);
     match remedy {
