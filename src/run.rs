@@ -2,10 +2,9 @@
 
 use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
-use anyhow::Context as _;
 use metrics_exporter_prometheus::PrometheusHandle;
 use postrider_actors::{
     database::pool,
@@ -18,12 +17,17 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     admin::{self, Admin, access::Tokens},
     config::Config,
+    failure::Failure,
     settings::settings,
     shutdown::Signals,
+    telemetry,
 };
 
 /// How often the summary line is written while messages move.
 const SUMMARY_INTERVAL: Duration = Duration::from_secs(60);
+
+/// How often histograms are drained: a second's worth of observations is little memory.
+const UPKEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long the first line waits for the counts it should show.
 const FIRST_READING: Duration = Duration::from_secs(3);
@@ -35,9 +39,11 @@ const CONNECTION_THREADS: usize = 2;
 ///
 /// # Errors
 /// When the admin address cannot be bound, a token file cannot be read, or the relay gives up.
-pub fn run(config: &Config, metrics: PrometheusHandle) -> anyhow::Result<()> {
+pub fn run(config: &Config) -> Result<(), Failure> {
     let settings = Arc::new(settings(config)?);
-    let tokens = Tokens::read(config.admin.token_file.as_deref(), config.admin.read_token_file.as_deref())?;
+    let tokens = Tokens::read(config.admin.token_file.as_deref(), config.admin.read_token_file.as_deref())
+        .map_err(|error| Failure::usage(error.to_string()))?;
+    let metrics = telemetry::metrics().map_err(|error| Failure::new(format!("install the metrics: {error}")))?;
     let runtime = || {
         tokio::runtime::Builder::new_multi_thread()
             .worker_threads(CONNECTION_THREADS)
@@ -55,8 +61,8 @@ async fn serve(
     settings: Arc<Settings>,
     tokens: Tokens,
     metrics: PrometheusHandle,
-) -> anyhow::Result<()> {
-    let mut signals = Signals::hear().context("hear signals")?;
+) -> Result<(), Failure> {
+    let mut signals = Signals::hear().map_err(|error| Failure::new(format!("hear signals: {error}")))?;
     postrider_actors::metrics::register();
     let board = Board::new();
     let figures = Figures::new();
@@ -70,12 +76,15 @@ async fn serve(
             board: board.clone(),
             figures: Arc::clone(&figures),
             plane: Arc::clone(&plane),
-            metrics,
+            metrics: metrics.clone(),
             tokens,
-            started: jiff::Timestamp::now(),
+            started: SystemTime::now(),
         },
     )
-    .with_context(|| format!("admin.listen {listen}: cannot bind; choose another address or end what holds it"))?;
+    .map_err(|error| {
+        Failure::new(format!("admin.listen {listen}: {error}"))
+            .with_hint("choose another address, or end the process that holds this one")
+    })?;
     let admin = server.handle();
     actix_rt::spawn(server);
 
@@ -89,6 +98,7 @@ async fn serve(
     };
     actix_rt::spawn(introduce(config.clone(), Arc::clone(&settings), plane));
     actix_rt::spawn(summarise(figures));
+    actix_rt::spawn(upkeep(metrics.clone()));
     let mut running = std::pin::pin!(relay.run(shutdown.clone()));
     let result = tokio::select! {
         result = &mut running => result,
@@ -97,14 +107,26 @@ async fn serve(
             shutdown.cancel();
             tokio::select! {
                 result = &mut running => result,
-                name = signals.next() => anyhow::bail!("stopped at once by a second signal ({name}); what was in flight will be repeated"),
+                name = signals.next() => {
+                    let message = format!("stopped at once by a second signal ({name})");
+                    return Err(Failure::new(message).with_hint("what was in flight is repeated at the next start"));
+                }
             }
         }
     };
     tokio::time::timeout(Duration::from_secs(1), admin.stop(false)).await.ok();
-    result.map_err(|error| anyhow::anyhow!(error.chain()))?;
+    result?;
     tracing::info!("stopped");
     Ok(())
+}
+
+/// Drains what histograms collected, so that memory does not grow between scrapes.
+async fn upkeep(metrics: PrometheusHandle) {
+    let mut ticks = tokio::time::interval(UPKEEP_INTERVAL);
+    loop {
+        ticks.tick().await;
+        metrics.run_upkeep();
+    }
 }
 
 /// SQL connections at most: one a claim, one for retries, and one each for the acker, the decoder and the control plane.

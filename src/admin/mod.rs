@@ -6,7 +6,11 @@
 pub mod access;
 pub mod status;
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use actix_web::{
     App, HttpResponse, HttpServer,
@@ -49,8 +53,8 @@ pub struct Admin {
     pub metrics: PrometheusHandle,
     /// Who may do what.
     pub tokens: Tokens,
-    /// When the process started, seconds since 1970.
-    pub started: jiff::Timestamp,
+    /// When the process started.
+    pub started: SystemTime,
 }
 
 /// Binds `listen` and serves; the server runs when the returned future is awaited or spawned.

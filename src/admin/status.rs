@@ -11,6 +11,7 @@ use postrider_actors::{
     status::{Reason, State},
 };
 use serde::{Deserialize, Serialize};
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 use super::Admin;
 
@@ -257,7 +258,7 @@ impl Status {
             slot: slot(admin, reading.as_ref()),
             last_error: report.last_error.map(|(at, error)| LastError { at: rfc3339(at), error }),
             generation: figures.generation.load(Relaxed),
-            started: admin.started.to_string(),
+            started: rfc3339(admin.started),
             version: env!("CARGO_PKG_VERSION").to_owned(),
         }
     }
@@ -326,7 +327,7 @@ pub fn copy_levels(admin: &Admin) {
     gauge!("postrider_broker_blocked").set(f64::from(u8::from(figures.broker_blocked.load(Relaxed))));
     gauge!("postrider_channel_openings").set(figures.channel_openings.load(Relaxed) as f64);
     gauge!("postrider_generation").set(figures.generation.load(Relaxed) as f64);
-    gauge!("postrider_start_time_seconds").set(started.as_second() as f64);
+    gauge!("postrider_start_time_seconds").set(started.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64());
     let Some(reading) = plane.reading() else { return };
     gauge!("postrider_database_read_age_seconds").set(reading.instant.elapsed().as_secs_f64());
     gauge!("postrider_retries").set(reading.health.retries as f64);
@@ -344,5 +345,8 @@ pub fn copy_levels(admin: &Admin) {
 }
 
 fn rfc3339(time: SystemTime) -> String {
-    jiff::Timestamp::try_from(time).map_or_else(|_| String::new(), |time| time.round(jiff::Unit::Millisecond).unwrap_or(time).to_string())
+    let time = OffsetDateTime::from(time);
+    // Milliseconds: what an operator can use.
+    let time = time.replace_millisecond(time.millisecond()).unwrap_or(time);
+    time.format(&Rfc3339).unwrap_or_default()
 }
