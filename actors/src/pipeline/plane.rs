@@ -214,7 +214,7 @@ impl Plane {
                 () = stop.cancelled() => return,
                 _ = read.tick() => {
                     // An outage is reported by the stages, which also know when it ends.
-                    if let Err(error) = timely(self.read()).await {
+                    if let Err(error) = self.read().await {
                         tracing::debug!(error = %error.chain(), "figures not read");
                     }
                 }
@@ -240,7 +240,15 @@ impl Plane {
         }
     }
 
-    async fn read(&self) -> Result<()> {
+    /// Reads what was asked for, and the figures that need SQL.
+    ///
+    /// # Errors
+    /// When the database cannot be asked; nothing changes then.
+    pub async fn read(&self) -> Result<()> {
+        timely(self.read_now()).await
+    }
+
+    async fn read_now(&self) -> Result<()> {
         let client = pool::get(&self.pool).await?;
         let _one_at_a_time = self.asking.lock().await;
         let outbox = self.outbox(&client).await?;

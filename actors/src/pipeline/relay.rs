@@ -133,6 +133,9 @@ impl Relay {
         let client = pool::get(&self.pool).await?;
         let outbox = Arc::new(Outbox::load(&client, &self.settings).await?);
         self.plane.set_outbox(Arc::clone(&outbox));
+        drop(client);
+        // What was asked for is known before anything is taken: a pause survives a restart.
+        self.plane.read().await?;
         Ok(outbox)
     }
 
