@@ -53,6 +53,7 @@ state_init() {
         STATE=$elsewhere
         [ "$(readlink -- "$link" || true)" = "$STATE" ] || ln -sfn -- "$STATE" "$link"
     fi
+    umask 022 # the servers' user reads what we write
     mkdir -p -- "$STATE"/{ports,postgres,broker,pgbouncer}
     [ -O "$STATE" ] || [ "$(id -u)" = 0 ] || die "$STATE belongs to another user"
     on_exit_undo # nothing yet

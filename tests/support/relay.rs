@@ -8,6 +8,7 @@ use std::fs::{self, File};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
@@ -15,9 +16,29 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Debug)]
 pub(crate) struct RelayConfig {
     values: BTreeMap<String, Value>,
-    folder: PathBuf,
+    folder: Arc<Folder>,
     port: u16,
     env: BTreeMap<String, String>,
+}
+
+/// Where the configuration and the logs are; kept for whoever looks into a failure.
+#[derive(Debug)]
+struct Folder(PathBuf);
+
+impl Folder {
+    fn fresh() -> Self {
+        let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(super::unique());
+        fs::create_dir_all(&path).expect("a folder for the relay");
+        Self(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
 }
 
 /// How a process ended, and how long after the wait began.
@@ -80,7 +101,7 @@ impl RelayConfig {
     }
 
     fn command(&self, args: &[&str]) -> Command {
-        let file = self.folder.join("config.toml");
+        let file = self.folder.0.join("config.toml");
         fs::write(&file, self.toml()).expect("the configuration is written");
         let mut command = Command::new(env!("CARGO_BIN_EXE_postrider"));
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("POSTRIDER_")) {
@@ -109,7 +130,7 @@ impl RelayConfig {
 
     /// Starts `postrider run`, and waits for nothing.
     pub(crate) fn start(&self) -> Relay {
-        let log = self.folder.join(format!("{}.log", super::unique()));
+        let log = self.folder.0.join(format!("{}.log", super::unique()));
         let out = File::create(&log).expect("a log file");
         let err = out.try_clone().expect("one file for both");
         let child = self.command(&["run"]).stdout(out).stderr(err).spawn().expect("the relay starts");
@@ -125,10 +146,8 @@ impl RelayConfig {
 }
 
 /// A folder and an admin port that no other relay has.
-fn place() -> (PathBuf, u16) {
-    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(super::unique());
-    fs::create_dir_all(&folder).expect("a folder for the relay");
-    (folder, free_port())
+fn place() -> (Arc<Folder>, u16) {
+    (Arc::new(Folder::fresh()), free_port())
 }
 
 /// A running relay; killed when dropped. A failing test shows the end of its log.
@@ -155,7 +174,7 @@ impl Relay {
     }
 
     pub(crate) async fn get(&self, path: &str) -> http::Answer {
-        self.try_get(path).await.unwrap_or_else(|e| panic!("{e}\n{}", self.log_tail()))
+        self.try_get(path).await.unwrap_or_else(|e| panic!("{e}"))
     }
 
     pub(crate) async fn post(&self, path: &str) -> http::Answer {
@@ -164,7 +183,7 @@ impl Relay {
 
     pub(crate) async fn post_json(&self, path: &str, body: Option<Value>) -> http::Answer {
         let answer = http::call("POST", self.admin(path), body).await;
-        answer.unwrap_or_else(|e| panic!("{e}\n{}", self.log_tail()))
+        answer.unwrap_or_else(|e| panic!("{e}"))
     }
 
     /// `GET /api/status`.
@@ -197,13 +216,9 @@ impl Relay {
                 Err(error) => error,
             };
             if let Some(exit) = self.exited() {
-                panic!("the relay ended ({exit:?}) before {what}\n{}", self.log_tail());
+                panic!("the relay ended ({exit:?}) before {what}");
             }
-            assert!(
-                began.elapsed() < DEADLINE,
-                "not within {DEADLINE:?}: {what}; last: {last}\n{}",
-                self.log_tail()
-            );
+            assert!(began.elapsed() < DEADLINE, "not within {DEADLINE:?}: {what}; last: {last}");
             tokio::time::sleep(LOOK_EVERY).await;
         }
     }
@@ -264,7 +279,7 @@ impl Relay {
             if let Some((code, signal)) = self.exited() {
                 return Exit { code, signal, took: began.elapsed() };
             }
-            assert!(began.elapsed() < DEADLINE, "the relay did not end in {DEADLINE:?}\n{}", self.log_tail());
+            assert!(began.elapsed() < DEADLINE, "the relay did not end in {DEADLINE:?}");
             tokio::time::sleep(LOOK_EVERY).await;
         }
     }
@@ -273,7 +288,7 @@ impl Relay {
     pub(crate) async fn stop(&mut self) -> Exit {
         self.sigterm();
         let exit = self.wait_exit().await;
-        assert_eq!(exit.code, Some(0), "a clean stop: {exit:?}\n{}", self.log_tail());
+        assert_eq!(exit.code, Some(0), "a clean stop: {exit:?}");
         exit
     }
 
@@ -313,10 +328,6 @@ impl Drop for Relay {
         self.kill9();
         if std::thread::panicking() {
             eprintln!("{}", self.log_tail());
-        } else {
-            let _ = fs::remove_file(&self.log);
-            let _ = fs::remove_file(self.config.folder.join("config.toml"));
-            let _ = fs::remove_dir(&self.config.folder);
         }
     }
 }
