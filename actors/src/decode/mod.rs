@@ -1,1 +1,4 @@
-//! Decoding: from what a source took to messages.
+//! Decoding: from rows to messages.
+
+pub mod pgoutput;
+pub mod timestamp;
