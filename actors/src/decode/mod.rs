@@ -1,4 +1,8 @@
 //! Decoding: from rows to messages.
 
 pub mod pgoutput;
+pub mod relation;
 pub mod timestamp;
+
+#[cfg(test)]
+pub(crate) mod testing;
