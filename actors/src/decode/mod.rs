@@ -1,5 +1,6 @@
 //! Decoding: from rows to messages.
 
+pub mod headers;
 pub mod pgoutput;
 pub mod relation;
 pub mod timestamp;
