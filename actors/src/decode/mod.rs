@@ -1,8 +1,10 @@
 //! Decoding: from rows to messages.
 
 pub mod headers;
+pub mod message;
 pub mod pgoutput;
 pub mod relation;
+pub mod template;
 pub mod timestamp;
 
 #[cfg(test)]
