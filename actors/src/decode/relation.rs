@@ -22,7 +22,6 @@ use crate::{
 mod oid {
     pub(super) const BYTEA: u32 = 17;
     pub(super) const INT8: u32 = 20;
-    pub(super) const INT2: u32 = 21;
     pub(super) const INT4: u32 = 23;
     pub(super) const TEXT: u32 = 25;
     pub(super) const JSON: u32 = 114;
@@ -34,10 +33,9 @@ mod oid {
     pub(super) const JSONB: u32 = 3802;
 
     /// Names as `\d` shows them, for messages.
-    pub(super) const NAMES: [(u32, &str); 12] = [
+    const NAMES: [(u32, &str); 11] = [
         (BYTEA, "bytea"),
         (INT8, "bigint"),
-        (INT2, "smallint"),
         (INT4, "integer"),
         (TEXT, "text"),
         (JSON, "json"),
@@ -48,9 +46,13 @@ mod oid {
         (UUID, "uuid"),
         (JSONB, "jsonb"),
     ];
+
+    pub(super) fn name(oid: u32) -> Option<&'static str> {
+        NAMES.iter().find(|(known, _)| *known == oid).map(|(_, name)| *name)
+    }
 }
 
-const IDS: &[u32] = &[oid::UUID, oid::INT4, oid::INT8, oid::TEXT, oid::VARCHAR, oid::INT2, oid::BPCHAR];
+const IDS: &[u32] = &[oid::UUID, oid::INT4, oid::INT8, oid::TEXT, oid::VARCHAR];
 const CONTENTS: &[u32] = &[oid::JSONB, oid::JSON, oid::TEXT, oid::VARCHAR, oid::BPCHAR, oid::BYTEA];
 const TIMES: &[u32] = &[oid::TIMESTAMPTZ, oid::TIMESTAMP];
 const HEADERS: &[u32] = &[oid::JSONB, oid::JSON];
@@ -87,6 +89,7 @@ impl Role {
 pub struct Relations {
     outbox: OutboxSettings,
     known: HashMap<u32, Table>,
+    id_type: Option<&'static str>,
 }
 
 /// A table of the stream.
@@ -112,18 +115,25 @@ pub struct Read {
 impl Relations {
     /// Nothing described yet; the table of `outbox` is the one whose rows are read.
     pub fn new(outbox: OutboxSettings) -> Self {
-        Self { outbox, known: HashMap::new() }
+        Self { outbox, known: HashMap::new(), id_type: None }
     }
 
     /// Takes note of a table, or of its new shape.
     pub fn describe(&mut self, relation: &Relation) {
         let table = if (&relation.schema, &relation.table) == (&self.outbox.schema, &self.outbox.table) {
+            let id = relation.columns.iter().find(|column| column.name == self.outbox.columns.id);
+            self.id_type = id.and_then(|column| oid::name(column.type_oid));
             Layout::of(relation, &self.outbox)
                 .map_or_else(|(column, fault)| Table::Unfit { column, fault }, Table::Outbox)
         } else {
             Table::Other
         };
         self.known.insert(relation.id, table);
+    }
+
+    /// The type of the outbox's id, as a cast names it, once it was described.
+    pub fn id_type(&self) -> Option<&'static str> {
+        self.id_type
     }
 
     /// Reads a row inserted into the table `relation`; `None` where that is not the outbox.
@@ -273,10 +283,7 @@ fn from_hex(text: &[u8]) -> Result<Bytes> {
 }
 
 fn type_name(oid: u32) -> String {
-    match oid::NAMES.iter().find(|(known, _)| *known == oid) {
-        Some((_, name)) => (*name).to_owned(),
-        None => format!("the type with OID {oid}"),
-    }
+    oid::name(oid).map_or_else(|| format!("the type with OID {oid}"), str::to_owned)
 }
 
 fn malformed(what: &'static str) -> Error {
