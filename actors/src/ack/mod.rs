@@ -1,11 +1,11 @@
 //! The last stage: verdicts come in, durable state and released credits go out.
 //!
 //! The [`Acker`] promises that nothing is acknowledged before it is recorded: a claim's verdicts are recorded in its own
-//! transaction ([`rows`]), the stream's in the order of the ledger ([`stream`]), and only then are credits and exposure
+//! transaction ([`rows`]), the stream's in the order of the ledger ([`recorder`]), and only then are credits and exposure
 //! given back and the durable LSN moved. Claims are recorded side by side, each on its own connection; the stream is
 //! recorded one statement at a time, each taking what became ready while the last one ran.
 
-pub mod stream;
+pub mod recorder;
 
 use std::{collections::VecDeque, future::pending, time::Instant};
 
@@ -21,7 +21,7 @@ use crate::{
     source::claim::Claim,
 };
 
-use stream::StreamRecorder;
+use recorder::StreamRecorder;
 
 /// Records verdicts.
 pub struct Acker {

@@ -10,7 +10,7 @@ use actix_rt::Arbiter;
 use tokio::sync::mpsc;
 
 use crate::{
-    ack::{Acker, stream::StreamRecorder},
+    ack::{Acker, recorder::StreamRecorder},
     decode::{Decoder, Resume},
     envelope::RawBatch,
     error::{Error, Kind, Result},

@@ -6,7 +6,6 @@
 use deadpool_postgres::Pool;
 
 use crate::{
-    ack::stream::StreamIdentity,
     database::{
         drain, pool,
         outbox::Outbox,
@@ -14,7 +13,7 @@ use crate::{
     },
     error::Result,
     ledger::Watermark,
-    position::{Lsn, Position},
+    position::{Lsn, Position, StreamIdentity},
     settings::{FirstStart, WalSettings},
 };
 
@@ -38,19 +37,20 @@ impl Plan {
     }
 }
 
-/// Decides what to do, from what is stored and from which stream was opened.
-pub fn plan(stored: Option<ProgressRow>, opened: &StreamIdentity, wal: &WalSettings) -> Plan {
+/// Decides what to do, from what is stored, which stream was opened, and whether its slot was created for that.
+pub fn plan(stored: Option<ProgressRow>, opened: &StreamIdentity, created: bool, wal: &WalSettings) -> Plan {
     let Some(stored) = stored else {
         let sweep = wal.first_start == FirstStart::Sweep;
         return Plan { sweep, resume: Watermark::default(), overlap: None, anew: true };
     };
     let same_stream = |progress: &&progress::Progress| {
         stored.mode == "wal"
+            && !created
             && progress.slot == opened.slot
             && progress.system_identifier == opened.system_identifier
     };
     let Some(progress) = stored.progress.as_ref().filter(same_stream) else {
-        // Another mode, slot or cluster: rows may wait that this stream will never show.
+        // Another mode, slot or cluster, or a slot that was lost: rows may wait that this stream will never show.
         return Plan { sweep: true, resume: Watermark::default(), overlap: None, anew: true };
     };
     let same_timeline = progress.timeline == opened.timeline;
@@ -60,6 +60,16 @@ pub fn plan(stored: Option<ProgressRow>, opened: &StreamIdentity, wal: &WalSetti
         Watermark::default()
     };
     Plan { sweep: stored.sweep == Sweep::Pending, resume, overlap: stored.sweep_end, anew: !same_timeline }
+}
+
+/// Which stream earlier starts have recorded progress of, if any.
+pub fn identity(stored: &ProgressRow) -> Option<StreamIdentity> {
+    let progress = stored.progress.as_ref()?;
+    Some(StreamIdentity {
+        slot: progress.slot.clone(),
+        system_identifier: progress.system_identifier.clone(),
+        timeline: progress.timeline,
+    })
 }
 
 /// What earlier starts left behind.
@@ -152,13 +162,13 @@ mod tests {
 
     #[test]
     fn the_first_start_sweeps_unless_told_to_stream() {
-        assert!(plan(None, &opened(), &wal(FirstStart::Sweep)).sweep);
-        assert!(!plan(None, &opened(), &wal(FirstStart::Stream)).sweep);
+        assert!(plan(None, &opened(), false, &wal(FirstStart::Sweep)).sweep);
+        assert!(!plan(None, &opened(), false, &wal(FirstStart::Stream)).sweep);
     }
 
     #[test]
     fn the_same_stream_resumes_where_it_was_and_does_not_sweep() {
-        let plan = plan(Some(stored()), &opened(), &wal(FirstStart::Sweep));
+        let plan = plan(Some(stored()), &opened(), false, &wal(FirstStart::Sweep));
         assert_eq!(plan.position(), Some(Position { commit: Lsn(100), row: 3 }));
         assert!(!plan.sweep && !plan.anew);
         assert_eq!(plan.overlap, Some(Lsn(50)));
@@ -179,10 +189,17 @@ mod tests {
             ProgressRow { progress: None, ..stored() },
         ];
         for other in others {
-            let plan = plan(Some(other), &opened(), &wal(FirstStart::Stream));
+            let plan = plan(Some(other), &opened(), false, &wal(FirstStart::Stream));
             assert!(plan.sweep && plan.anew);
             assert_eq!(plan.position(), None);
         }
+    }
+
+    #[test]
+    fn a_slot_that_had_to_be_made_anew_sweeps_whatever_is_stored() {
+        let plan = plan(Some(stored()), &opened(), true, &wal(FirstStart::Stream));
+        assert!(plan.sweep && plan.anew);
+        assert_eq!(plan.position(), None);
     }
 
     #[test]
@@ -190,13 +207,13 @@ mod tests {
         let plan = plan(Some(ProgressRow {
             progress: Some(progress::Progress { timeline: 2, ..progress() }),
             ..stored()
-        }), &opened(), &wal(FirstStart::Sweep));
+        }), &opened(), false, &wal(FirstStart::Sweep));
         assert_eq!(plan.position(), None);
         assert!(plan.anew && !plan.sweep);
     }
 
     #[test]
     fn a_sweep_that_was_killed_goes_on() {
-        assert!(plan(Some(ProgressRow { sweep: Sweep::Pending, ..stored() }), &opened(), &wal(FirstStart::Stream)).sweep);
+        assert!(plan(Some(ProgressRow { sweep: Sweep::Pending, ..stored() }), &opened(), false, &wal(FirstStart::Stream)).sweep);
     }
 }

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    ack::stream::StreamRecorder,
+    ack::recorder::StreamRecorder,
     control::Controls,
     credit::Credits,
     database::{outbox::Outbox, pool},
@@ -179,9 +179,10 @@ impl Relay {
     ) -> Result<(), Ended> {
         let outbox = self.outbox().await.map_err(before)?;
         let progress = history::stored(&self.pool, &outbox).await.map_err(before)?;
-        let stream = wal::open(&self.settings, wal, &self.pool, progress.as_ref()).await.map_err(before)?;
+        let known = progress.as_ref().and_then(history::identity);
+        let stream = wal::open(&self.settings, wal, known.as_ref()).await.map_err(before)?;
         let identity = stream.identity().clone();
-        let mut plan = history::plan(progress, &identity, wal);
+        let mut plan = history::plan(progress, &identity, stream.created(), wal);
         history::begin_streaming(&self.pool, &outbox, &identity, &plan).await.map_err(before)?;
 
         if plan.sweep {

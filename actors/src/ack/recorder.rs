@@ -20,6 +20,7 @@ use crate::{
     ledger::{Ledger, Mark, Watermark},
     metrics::MessageMetrics,
     pipeline::shared::Shared,
+    position::StreamIdentity,
     settings::RowPolicy,
     status::Reason,
 };
@@ -31,17 +32,6 @@ const RECORD_TIMEOUT: Duration = Duration::from_secs(30);
 /// Pause before a recording that met a lock or a deadlock is tried again, and between looks at a row that is not
 /// visible yet.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
-
-/// Which stream is recorded: the identity without which a stored position means nothing.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StreamIdentity {
-    /// The slot.
-    pub slot: String,
-    /// The cluster's system identifier.
-    pub system_identifier: String,
-    /// Its timeline.
-    pub timeline: u32,
-}
 
 /// Records what became of streamed rows.
 pub struct StreamRecorder {
