@@ -6,6 +6,8 @@
 //! recorded one statement at a time, each taking what became ready while the last one ran.
 
 pub mod recorder;
+pub mod rows;
+pub mod stream;
 
 use std::{collections::VecDeque, future::pending, time::Instant};
 
@@ -169,10 +171,9 @@ async fn record_claim(
     arrived: Instant,
     metrics: StageMetrics,
 ) -> Result<()> {
-    match claim.record(&settlements, &shared.settings).await {
+    match claim.record(&settlements, &shared.settings.publish).await {
         Ok(recorded) => {
-            let durable = (recorded.delivered + recorded.retried + recorded.parked) as u64;
-            shared.figures.recorded.fetch_add(durable, std::sync::atomic::Ordering::Relaxed);
+            shared.figures.recorded.fetch_add(recorded.moved(), std::sync::atomic::Ordering::Relaxed);
             metrics.leave(arrived);
             Ok(())
         }

@@ -5,16 +5,17 @@
 //! `ack.interval_ms` while it moves.
 
 use std::{
-    sync::atomic::Ordering::Relaxed,
+    collections::HashSet,
+    sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
 };
 
 use deadpool_postgres::Object;
 
 use crate::{
-    ack::rows::{self, Progress},
+    ack::stream::{self, StreamRecorded},
     credit::{Cost, Credit},
-    database::from_postgres,
+    database::{outbox::Outbox, pool, progress::Progress},
     envelope::{Settled, Settlement, Verdict},
     error::{Error, Kind, Result},
     ledger::{Ledger, Mark, Watermark},
@@ -36,6 +37,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// Records what became of streamed rows.
 pub struct StreamRecorder {
     shared: Shared,
+    outbox: Arc<Outbox>,
     identity: StreamIdentity,
     ledger: Ledger,
     /// Exposure of rows beyond the contiguous prefix, and of kept rows whose progress is not written yet.
@@ -49,10 +51,11 @@ pub struct StreamRecorder {
 
 impl StreamRecorder {
     /// A recorder of the stream `identity`, of which everything up to `resume` is recorded already.
-    pub fn new(shared: Shared, identity: StreamIdentity, resume: Watermark) -> Self {
+    pub fn new(shared: Shared, outbox: Arc<Outbox>, identity: StreamIdentity, resume: Watermark) -> Self {
         let exposure = shared.exposure.nothing();
         Self {
             shared,
+            outbox,
             identity,
             ledger: Ledger::behind(resume),
             exposure,
@@ -91,21 +94,21 @@ impl StreamRecorder {
             let place = envelope.place.ok_or_else(|| Error::new(Kind::Internal, "record a streamed row without a place"))?;
             self.ledger.settle(envelope.number, Mark::Row(place.position));
         }
+        let recorded = settlements.len() as u64;
         if self.shared.settings.ack.rows == RowPolicy::Keep && settlements.iter().all(delivered) {
-            self.count(settlements.len());
             drop((settlements, credit));
-            self.write_kept_progress().await
+            self.write_kept_progress().await?;
         } else {
-            self.write(&settlements).await?;
-            self.count(settlements.len());
-            drop((settlements, credit));
+            self.write(settlements).await?;
+            drop(credit);
             self.acknowledge();
-            Ok(())
         }
+        self.shared.figures.recorded.fetch_add(recorded, Relaxed);
+        Ok(())
     }
 
     /// Marks rows and moves progress in one transaction, as often as it takes for every mark to hit.
-    async fn write(&mut self, settlements: &[Settlement]) -> Result<()> {
+    async fn write(&mut self, mut settlements: Vec<Settlement>) -> Result<()> {
         let watermark = self.ledger.watermark();
         if settlements.is_empty() && watermark.position == self.written.position {
             return Ok(());
@@ -117,15 +120,13 @@ impl StreamRecorder {
             position: watermark.position,
             flush: watermark.flush,
         };
-        let mut waiting: Vec<&Settlement> = settlements.iter().collect();
         loop {
-            match self.attempt(&waiting, &progress).await {
-                Ok(recorded) if recorded.complete => break,
-                Ok(_) => waiting = self.unmarked(waiting).await?,
+            match self.attempt(&settlements, &progress).await {
+                Ok(recorded) if recorded.complete() => break,
+                Ok(_) => self.find_unmarked(&mut settlements).await?,
                 Err(error) if error.kind() == Kind::TableLocked => {
                     self.shared.board.raise_error(&error);
                     self.pause().await?;
-                    continue;
                 }
                 Err(error) => return Err(error),
             }
@@ -136,9 +137,10 @@ impl StreamRecorder {
         Ok(())
     }
 
-    async fn attempt(&mut self, settlements: &[&Settlement], progress: &Progress) -> Result<rows::StreamRecorded> {
-        let mut connection = self.connection().await?;
-        let attempt = rows::record_stream(&mut connection, settlements, progress, &self.shared.settings);
+    async fn attempt(&mut self, settlements: &[Settlement], progress: &Progress) -> Result<StreamRecorded> {
+        let connection = self.connection().await?;
+        let settings = &self.shared.settings.publish;
+        let attempt = stream::record_stream(&connection, &self.outbox, settlements, Some(progress), settings);
         match timely(attempt).await {
             Ok(recorded) => {
                 self.connection = Some(connection);
@@ -146,46 +148,49 @@ impl StreamRecorder {
             }
             Err(error) => {
                 // It may hold an open transaction: closed, never pooled.
-                drop(Object::take(connection));
+                pool::discard(connection);
                 Err(error)
             }
         }
     }
 
-    /// Which of `settlements` still have to be marked: those whose row is not visible *yet*. A row that is gone although
-    /// its transaction is visible was deleted by somebody: counted as vanished, and on.
-    async fn unmarked<'a>(&mut self, settlements: Vec<&'a Settlement>) -> Result<Vec<&'a Settlement>> {
+    /// Why a mark hit fewer rows than expected. A row that is not there although its transaction is visible was deleted
+    /// by somebody: it counts as vanished and leaves `settlements`. One whose transaction is not visible hangs in its
+    /// COMMIT: it stays, and is waited for.
+    async fn find_unmarked(&mut self, settlements: &mut Vec<Settlement>) -> Result<()> {
         let connection = self.connection().await?;
-        let look = rows::missing(&connection, &settlements, &self.shared.settings.outbox);
-        let missing = timely(look).await?;
-        let mut waiting = Vec::new();
-        let mut vanished = 0;
-        for settlement in settlements {
-            if !missing.contains(&settlement.envelope.row.id) {
-                continue;
-            }
-            let xid = settlement.envelope.place.map_or(0, |place| place.xid);
-            if timely(rows::visible(&connection, xid)).await? {
-                vanished += 1;
-            } else {
-                waiting.push(settlement);
+        let ids: Vec<&str> =
+            settlements.iter().filter_map(|s| std::str::from_utf8(&s.envelope.row.id).ok()).collect();
+        let missing: HashSet<String> =
+            timely(stream::missing(&connection, &self.outbox, &ids)).await?.into_iter().collect();
+        let is_missing = |settlement: &Settlement| {
+            std::str::from_utf8(&settlement.envelope.row.id).is_ok_and(|id| missing.contains(id))
+        };
+        let xids: HashSet<u32> = settlements.iter().filter(|s| is_missing(s)).filter_map(xid).collect();
+        let mut visible = HashSet::new();
+        for xid in xids {
+            if timely(stream::visible(&connection, xid)).await? {
+                visible.insert(xid);
             }
         }
         self.connection = Some(connection);
+        let before = settlements.len();
+        settlements.retain(|settlement| {
+            !(is_missing(settlement) && xid(settlement).is_some_and(|xid| visible.contains(&xid)))
+        });
+        let vanished = (before - settlements.len()) as u64;
         if vanished > 0 {
             self.metrics.vanished.increment(vanished);
             tracing::debug!(rows = vanished, "published rows were deleted before they could be marked");
         }
-        if let Some(first) = waiting.first() {
-            let xid = first.envelope.place.map_or(0, |place| place.xid);
-            self.shared.board.raise(
-                Reason::MarkWaiting,
-                format!("{} published rows are not visible yet; the first was written by transaction {xid}", waiting.len()),
-                crate::status::board::default_remedy(Reason::MarkWaiting),
-            );
-            self.pause().await?;
-        }
-        Ok(waiting)
+        let waiting: Vec<&Settlement> = settlements.iter().filter(|s| is_missing(s)).collect();
+        let Some(first) = waiting.first().and_then(|settlement| xid(settlement)) else { return Ok(()) };
+        self.shared.board.raise(
+            Reason::MarkWaiting,
+            format!("{} published rows are not visible yet; transaction {first} hangs in its COMMIT", waiting.len()),
+            crate::status::board::default_remedy(Reason::MarkWaiting),
+        );
+        self.pause().await
     }
 
     /// Writes the progress of kept rows if it is due, waiting for its time if nothing else is to do.
@@ -198,7 +203,7 @@ impl StreamRecorder {
             tokio::time::sleep(left.min(Duration::from_millis(1))).await;
             return Ok(());
         }
-        self.write(&[]).await?;
+        self.write(Vec::new()).await?;
         self.acknowledge();
         Ok(())
     }
@@ -223,14 +228,10 @@ impl StreamRecorder {
         u32::try_from(self.ledger.out_of_order()).unwrap_or(u32::MAX)
     }
 
-    fn count(&self, recorded: usize) {
-        self.shared.figures.recorded.fetch_add(recorded as u64, Relaxed);
-    }
-
     async fn connection(&mut self) -> Result<Object> {
         match self.connection.take() {
             Some(connection) if !connection.is_closed() => Ok(connection),
-            _ => crate::database::pool::get(&self.shared.pool).await,
+            _ => pool::get(&self.shared.pool).await,
         }
     }
 
@@ -241,6 +242,10 @@ impl StreamRecorder {
             .await
             .ok_or_else(|| Error::new(Kind::Stopped, "wait to record again"))
     }
+}
+
+fn xid(settlement: &Settlement) -> Option<u32> {
+    settlement.envelope.place.map(|place| place.xid)
 }
 
 fn delivered(settlement: &Settlement) -> bool {

@@ -211,7 +211,7 @@ impl Relay {
 
         let shared = self.shared();
         shared.controls.durable.send_replace(plan.resume.flush);
-        let recorder = StreamRecorder::new(shared.clone(), identity, plan.resume);
+        let recorder = StreamRecorder::new(shared.clone(), Arc::clone(&outbox), identity, plan.resume);
         let resume = Resume { position: plan.position(), overlap: plan.overlap };
         let mut generation = Generation::start(shared, Arc::clone(arbiters), Some(recorder), resume, 0);
         generation.start_source(move |shared, exit, decoder| WalSource::new(shared, exit, decoder, stream));
