@@ -159,20 +159,18 @@ impl StreamRecorder {
     /// COMMIT: it stays, and is waited for.
     async fn find_unmarked(&mut self, settlements: &mut Vec<Settlement>) -> Result<()> {
         let connection = self.connection().await?;
-        let ids: Vec<&str> =
-            settlements.iter().filter_map(|s| std::str::from_utf8(&s.envelope.row.id).ok()).collect();
-        let missing: HashSet<String> =
-            timely(stream::missing(&connection, &self.outbox, &ids)).await?.into_iter().collect();
-        let is_missing = |settlement: &Settlement| {
-            std::str::from_utf8(&settlement.envelope.row.id).is_ok_and(|id| missing.contains(id))
-        };
-        let xids: HashSet<u32> = settlements.iter().filter(|s| is_missing(s)).filter_map(xid).collect();
+        let missing = self.missing(&connection, settlements).await?;
+        let xids: HashSet<u32> = settlements.iter().filter(|s| missing.contains(&*s.envelope.row.id)).filter_map(xid).collect();
         let mut visible = HashSet::new();
         for xid in xids {
             if timely(stream::visible(&connection, xid)).await? {
                 visible.insert(xid);
             }
         }
+        // Asked again, because a transaction may have become visible between the two questions: only a row that is
+        // missing *after* its transaction was seen is gone.
+        let missing = self.missing(&connection, settlements).await?;
+        let is_missing = |settlement: &Settlement| missing.contains(&*settlement.envelope.row.id);
         self.connection = Some(connection);
         let before = settlements.len();
         settlements.retain(|settlement| {
@@ -191,6 +189,14 @@ impl StreamRecorder {
             crate::status::board::default_remedy(Reason::MarkWaiting),
         );
         self.pause().await
+    }
+
+    /// The ids among `settlements` that no visible row has.
+    async fn missing(&self, connection: &Object, settlements: &[Settlement]) -> Result<HashSet<Vec<u8>>> {
+        let ids: Vec<&str> =
+            settlements.iter().filter_map(|s| std::str::from_utf8(&s.envelope.row.id).ok()).collect();
+        let missing = timely(stream::missing(connection, &self.outbox, &ids)).await?;
+        Ok(missing.into_iter().map(String::into_bytes).collect())
     }
 
     /// Writes the progress of kept rows if it is due, waiting for its time if nothing else is to do.
