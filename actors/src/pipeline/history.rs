@@ -7,8 +7,8 @@ use deadpool_postgres::Pool;
 
 use crate::{
     database::{
-        drain, pool,
         outbox::Outbox,
+        pool,
         progress::{self, ProgressRow, Sweep},
     },
     error::Result,
@@ -101,17 +101,6 @@ pub async fn begin_streaming(pool: &Pool, outbox: &Outbox, identity: &StreamIden
         flush: plan.resume.flush,
     };
     progress::store_progress(&client, outbox, &progress).await
-}
-
-/// Stores that history is delivered, up to now.
-///
-/// # Errors
-/// When it cannot be stored; the sweep is repeated then, and finds nothing.
-pub async fn swept(pool: &Pool, outbox: &Outbox, plan: Plan) -> Result<Plan> {
-    let client = pool::get(pool).await?;
-    let end = drain::current_lsn(&client).await?;
-    progress::set_sweep(&client, outbox, Sweep::Done, Some(end)).await?;
-    Ok(Plan { sweep: false, overlap: Some(end), anew: false, ..plan })
 }
 
 /// Stores that rows are claimed from now on, so that a later stream sweeps what was committed meanwhile.

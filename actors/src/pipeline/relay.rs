@@ -191,21 +191,22 @@ impl Relay {
                 Generation::start(shared.clone(), Arc::clone(arbiters), None, Resume::default(), 0);
             self.is_up(Phase::Sweeping);
             tracing::info!("delivering history: rows that were there before the stream");
-            let sweeping = sweep::sweep(shared, generation.decoder());
+            let decoder = generation.decoder();
+            let sweeping = sweep::sweep(&shared, &decoder);
             let swept = tokio::select! {
                 biased;
                 () = shutdown.cancelled() => return self.settle_and_stop(generation).await,
                 ended = generation.ended() => Err(ended),
                 swept = sweeping => swept.map_err(before),
             };
-            if let Err(ended) = swept {
-                return self.tear_down(generation, ended).await;
-            }
+            plan.overlap = match swept {
+                Ok(end) => Some(end),
+                Err(ended) => return self.tear_down(generation, ended).await,
+            };
             if let Err(ended) = generation.settle().await {
                 return self.tear_down(generation, ended).await;
             }
             generation.stop().await.map_err(before)?;
-            plan = history::swept(&self.pool, &outbox, plan).await.map_err(before)?;
             tracing::info!(rows = self.figures.swept.load(Relaxed), "history delivered");
         }
 
