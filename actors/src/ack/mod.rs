@@ -1,1 +1,5 @@
 //! Recording: from verdicts to durable state.
+
+pub mod attempt;
+mod rejected;
+pub mod rows;

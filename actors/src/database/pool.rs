@@ -3,9 +3,11 @@
 //! A claim's connection travels between arbiters, and the pool outlives every generation of the pipeline; an arbiter's
 //! runtime does not. So a connection is made, and its task runs, on the runtime the pool was built on.
 
+use std::time::Duration;
+
 use deadpool_postgres::{Connect, Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime};
 use futures_util::future::BoxFuture;
-use tokio::{runtime::Handle, task::JoinHandle};
+use tokio::{runtime::Handle, task::JoinHandle, time::timeout};
 use tokio_postgres::{Client, Config};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
@@ -83,4 +85,33 @@ pub async fn get(pool: &Pool) -> Result<Object> {
 /// Throws a connection away instead of giving it back: what is open on it is rolled back by the server.
 pub fn discard(connection: Object) {
     drop(Object::take(connection));
+}
+
+/// How long one statement may take on the server.
+pub const STATEMENT_LIMIT: Duration = Duration::from_secs(30);
+
+/// How long we wait for an answer: longer than the server's own limit, so that it answers first if it lives.
+const ANSWER_LIMIT: Duration = Duration::from_secs(35);
+
+/// Waits for the server's answer, but not for ever: one that is frozen sends neither an error nor a reset.
+pub(crate) async fn answered<T>(answer: impl Future<Output = T>, op: &'static str) -> Result<T> {
+    timeout(ANSWER_LIMIT, answer)
+        .await
+        .map_err(|elapsed| Error::new(Kind::DatabaseDown, op).with_source(elapsed))
+}
+
+/// Asks on a connection of the pool. One that failed or kept silent is not given back.
+pub async fn ask<T>(
+    pool: &Pool,
+    op: &'static str,
+    question: impl AsyncFnOnce(&Client) -> Result<T>,
+) -> Result<T> {
+    let connection = get(pool).await?;
+    match answered(question(&connection), op).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(error)) | Err(error) => {
+            discard(connection);
+            Err(error)
+        }
+    }
 }

@@ -1,3 +1,4 @@
 //! Sources: how rows arrive.
 
 pub mod claim;
+pub(crate) mod rows;
