@@ -3,3 +3,5 @@
 pub mod attempt;
 mod rejected;
 pub mod rows;
+mod snapshot;
+pub mod stream;
