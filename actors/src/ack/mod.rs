@@ -5,8 +5,11 @@
 //! given back and the durable LSN moved. Claims are recorded side by side, each on its own connection; the stream is
 //! recorded one statement at a time, each taking what became ready while the last one ran.
 
+pub mod attempt;
 pub mod recorder;
+mod rejected;
 pub mod rows;
+mod snapshot;
 pub mod stream;
 
 use std::{collections::VecDeque, future::pending, time::Instant};
@@ -66,6 +69,9 @@ impl Handler<Delivery<Settled>> for Acker {
     }
 }
 
+/// News held at most beside the bound on messages: those of an idle stream carry none.
+const READY_NEWS: usize = 1_000;
+
 /// Streamed news taken from the mailbox and not recorded yet.
 type Ready = VecDeque<(Settled, Instant)>;
 
@@ -111,7 +117,7 @@ impl Loop {
                 }
                 Some(result) = claims.next(), if !claims.is_empty() => result?,
                 // The mailbox is left full while a batch's worth is ready: that is the backpressure.
-                news = self.inbox.recv(), if self.ready_messages < most => {
+                news = self.inbox.recv(), if self.ready_messages < most && self.ready.len() < READY_NEWS => {
                     let Some((settled, arrived)) = news else { return Ok(()) };
                     let Settled { origin, settlements, passed, credit, exposure } = settled;
                     match origin {
