@@ -36,7 +36,9 @@ pub(super) fn connector(settings: &DatabaseSettings) -> Result<MakeRustlsConnect
             .map_err(|error| Error::new(Kind::Config, OP).with_source(error))?,
         (None, None) => builder.with_no_client_auth(),
         _ => {
-            return Err(invalid("database.cert_file and database.key_file belong together: set both or none"));
+            return Err(invalid(
+                "database.cert_file and database.key_file belong together: set both or none",
+            ));
         }
     };
     Ok(MakeRustlsConnect::new(config))
