@@ -39,7 +39,7 @@ enum Plan {
     Send(usize),
     /// Wait for exposure for so many.
     Expose(usize),
-    /// Find out whether an exchange exists.
+    /// Find out whether an exchange exists, and whether it is a configured one.
     Look(ShortString, bool),
     /// Nothing, until something happens.
     Wait,
@@ -109,7 +109,8 @@ impl Lane {
                         exposure =
                             Some(Box::pin(async move { budget.acquire(exposure_of(count), &stop).await }));
                     }
-                    Plan::Look(exchange, declare) => {
+                    Plan::Look(exchange, configured) => {
+                        let declare = configured && self.hub.shared.settings.publish.declare;
                         looking = Some(Box::pin(look(session.link.clone(), exchange, declare)));
                     }
                     Plan::Wait => {}
