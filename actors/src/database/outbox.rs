@@ -218,7 +218,7 @@ impl Statements {
             oldest_age: format!(
                 "(SELECT extract(epoch FROM {age_now} - o.{at})::float8 {unprocessed} ORDER BY o.{at}, o.{id} LIMIT 1)"
             ),
-            unprocessed: format!("(SELECT count(*) FROM (SELECT {unprocessed} LIMIT $2) AS some)"),
+            unprocessed: format!("(SELECT count(*) FROM (SELECT {unprocessed} LIMIT $2) AS waiting)"),
             progress_table: progress,
             control_table: control,
             retries_table: retries,
