@@ -6,6 +6,7 @@
 
 pub mod columns;
 pub mod control;
+pub mod drain;
 pub mod outbox;
 pub mod pool;
 pub mod progress;
@@ -14,7 +15,9 @@ mod sqlstate;
 mod tls;
 pub(crate) mod values;
 
-use std::{error::Error as _, fmt, future::poll_fn, path::PathBuf, str::FromStr, time::Duration};
+use std::{
+    error::Error as _, fmt, future::poll_fn, path::PathBuf, str::FromStr, time::Duration,
+};
 
 use tokio::sync::watch;
 use tokio_postgres::{

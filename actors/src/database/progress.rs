@@ -160,6 +160,13 @@ pub async fn load_progress(client: &Client, outbox: &Outbox) -> Result<Option<Pr
     }))
 }
 
+/// Stores progress as it is, whatever is there: the beginning of a stream.
+pub async fn store_progress(client: &Client, outbox: &Outbox, progress: &Progress) -> Result<()> {
+    let parameters = Parameters::new(outbox, progress);
+    let done = client.execute_typed(&outbox.sql.progress, &parameters.typed()).await;
+    done.map(drop).map_err(|error| from_postgres(error, "record which stream is read"))
+}
+
 /// Says that history is to be swept (from its beginning), or that all of it is, the server then being at `end`.
 pub async fn set_sweep(client: &Client, outbox: &Outbox, sweep: Sweep, end: Option<Lsn>) -> Result<()> {
     let sql = format!(

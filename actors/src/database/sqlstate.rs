@@ -1,6 +1,6 @@
 //! From what PostgreSQL says to what the relay does about it: by SQLSTATE, never by text.
 
-use std::fmt;
+use std::{borrow::Cow, fmt};
 
 use tokio_postgres::error::{DbError, SqlState};
 
@@ -10,7 +10,7 @@ use crate::error::{Error, Kind};
 ///
 /// A refusal is an answer about us (password, name); everything else that ends a connection is an outage, and worth
 /// another try. What the server said is kept without its DETAIL, which may quote a row.
-pub fn from_postgres(error: tokio_postgres::Error, op: &'static str) -> Error {
+pub fn from_postgres(error: tokio_postgres::Error, op: impl Into<Cow<'static, str>>) -> Error {
     let (kind, remedy) = match error.code() {
         Some(code) => of_state(code),
         None => of_connection(&error),

@@ -1,6 +1,12 @@
 //! Sources: how rows arrive.
 
 pub mod claim;
+mod collect;
+pub mod feedback;
+pub mod open;
+pub mod slot;
+pub mod wal;
+mod wire;
 pub mod claims;
 pub mod floor;
 pub(crate) mod rows;
@@ -8,3 +14,5 @@ pub mod sweep;
 mod take;
 mod trouble;
 mod wake;
+
+pub use claims::ClaimSource;
