@@ -143,6 +143,13 @@ impl Error {
         self
     }
 
+    /// The same error as another kind, for whoever knows better what it means where it was met.
+    #[must_use]
+    pub fn with_kind(mut self, kind: Kind) -> Self {
+        self.kind = kind;
+        self
+    }
+
     /// The kind, on which all behaviour depends.
     pub fn kind(&self) -> Kind {
         self.kind

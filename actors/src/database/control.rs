@@ -145,7 +145,7 @@ fn count(row: &Row, n: usize) -> Result<Option<u64>> {
 
 fn lsn(row: &Row, n: usize) -> Result<Option<Lsn>> {
     let text: Option<&str> = row.try_get(n).map_err(failed)?;
-    text.map(|text| text.parse().map_err(|error| failed_text(error))).transpose()
+    text.map(|text| text.parse().map_err(failed_text)).transpose()
 }
 
 fn failed_text(error: crate::position::NotAnLsn) -> Error {

@@ -186,7 +186,7 @@ where
 {
     match tokio::time::timeout(CONNECT_TIMEOUT, attempt).await {
         Ok(Ok(pair)) => Ok(pair),
-        Ok(Err(error)) => Err(from_postgres(error, op)),
+        Ok(Err(error)) => Err(sqlstate::while_connecting(error, op)),
         Err(elapsed) => Err(Error::new(Kind::DatabaseDown, op).with_source(elapsed)),
     }
 }

@@ -11,7 +11,7 @@ use tokio::{runtime::Handle, task::JoinHandle, time::timeout};
 use tokio_postgres::{Client, Config};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-use super::{CONNECT_TIMEOUT, DatabaseSettings, from_postgres, pool_config};
+use super::{CONNECT_TIMEOUT, DatabaseSettings, pool_config, sqlstate::while_connecting};
 use crate::error::{Error, Kind, Result};
 
 /// Connections that connect and live on one runtime, whoever asks for them.
@@ -77,7 +77,7 @@ pub fn pool(settings: &DatabaseSettings, application_name: &str, size: usize) ->
 pub async fn get(pool: &Pool) -> Result<Object> {
     const OP: &str = "connect to the database";
     pool.get().await.map_err(|error| match error {
-        PoolError::Backend(error) => from_postgres(error, OP),
+        PoolError::Backend(error) => while_connecting(error, OP),
         other => Error::new(Kind::DatabaseDown, OP).with_source(other),
     })
 }

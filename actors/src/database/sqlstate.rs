@@ -26,6 +26,15 @@ pub fn from_postgres(error: tokio_postgres::Error, op: impl Into<Cow<'static, st
     }
 }
 
+/// Classifies an error met while connecting: an answer that means nothing else to us is a refusal (a database that does
+/// not accept connections just now, say), and worth another try.
+pub(super) fn while_connecting(error: tokio_postgres::Error, op: &'static str) -> Error {
+    match from_postgres(error, op) {
+        error if error.kind() == Kind::Internal => error.with_kind(Kind::DatabaseRefused),
+        error => error,
+    }
+}
+
 /// tokio-postgres keeps its own kinds private; these two texts of its own, not of the server, are the only sign of them.
 fn of_connection(error: &tokio_postgres::Error) -> (Kind, Option<&'static str>) {
     match error.to_string() {

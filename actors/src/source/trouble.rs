@@ -13,27 +13,33 @@ const FIRST: Duration = Duration::from_millis(100);
 /// Longest pause: a database that comes back is noticed within this.
 const LONGEST: Duration = Duration::from_secs(5);
 
-/// What this loop may have put on the board: also what one before it did, whose generation ended meanwhile.
-const MINE: [Reason; 3] = [Reason::DatabaseDown, Reason::DatabaseReadonly, Reason::TableLocked];
+/// What an answer of the database disproves, whoever said it.
+const DISPROVED: [Reason; 2] = [Reason::DatabaseDown, Reason::DatabaseReadonly];
 
 /// One loop's troubles.
 #[derive(Debug)]
 pub(super) struct Trouble {
     pause: Duration,
-    /// Whether a condition may be up.
-    raised: bool,
+    /// Whether this loop may have said that the table is locked, or one before it whose generation ended meanwhile. Another
+    /// loop's answer disproves nothing: it may be about another table.
+    locked: bool,
 }
 
 impl Trouble {
     pub(super) fn new() -> Self {
-        Self { pause: FIRST, raised: true }
+        Self { pause: FIRST, locked: true }
     }
 
     /// The database answered.
     pub(super) fn over(&mut self, shared: &Shared) {
-        if self.raised {
-            MINE.into_iter().for_each(|reason| shared.board.clear(reason));
-            *self = Self { pause: FIRST, raised: false };
+        self.pause = FIRST;
+        if std::mem::take(&mut self.locked) {
+            shared.board.clear(Reason::TableLocked);
+        }
+        for reason in DISPROVED {
+            if shared.board.holds(reason) {
+                shared.board.clear(reason);
+            }
         }
     }
 
@@ -48,7 +54,7 @@ impl Trouble {
         }
         tracing::debug!(error = %error.chain(), "cannot claim");
         shared.board.raise_error(&error);
-        self.raised = true;
+        self.locked |= error.kind() == Kind::TableLocked;
         let pause = self.pause.mul_f64(0.5 + fastrand::f64());
         self.pause = (self.pause * 2).min(LONGEST);
         let slept = shared.stop.run_until_cancelled(tokio::time::sleep(pause)).await;

@@ -1,5 +1,5 @@
 //! A fresh database for each test, an outbox in it, and the shared handles of a generation.
-#![allow(dead_code, unreachable_pub, reason = "each test binary uses a part")]
+#![allow(dead_code, unreachable_pub, unused_imports, reason = "each test binary uses a part")]
 
 pub mod sink;
 
