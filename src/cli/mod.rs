@@ -48,6 +48,13 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Move messages until told to stop
+    #[command(after_help = "Examples:
+  postrider run
+  postrider run --config /etc/postrider/orders.toml --log-format json
+
+SIGTERM and SIGINT settle what is in flight, then stop; a second signal stops now.")]
+    Run,
     /// Create or complete what the relay needs in the database
     #[command(after_help = "Examples:
   postrider migrate --dry-run
@@ -106,6 +113,9 @@ struct Form {
     json: bool,
 }
 
+/// What `run` logs: a line a change of state. The libraries' own lines tell the same again, at length.
+const RUN_LOG: &str = "info,lapin=error,pgwire_replication=off,actix_server=warn";
+
 /// Does what was asked.
 pub fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
     if let Command::Completions { shell } = cli.command {
@@ -113,9 +123,11 @@ pub fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
         clap_complete::generate(shell, &mut Cli::command(), "postrider", &mut script);
         return output::print(&String::from_utf8_lossy(&script)).map(|()| ExitCode::SUCCESS);
     }
-    telemetry::log(cli.log_format, cli.log.as_deref().unwrap_or("warn")).map_err(Failure::usage)?;
+    let level = if matches!(cli.command, Command::Run) { RUN_LOG } else { "warn" };
+    telemetry::log(cli.log_format, cli.log.as_deref().unwrap_or(level)).map_err(Failure::usage)?;
     let config = Config::load(cli.config.as_deref(), std::env::vars())?;
     match cli.command {
+        Command::Run => crate::run::run(&config).map(|()| ExitCode::SUCCESS),
         Command::Migrate { dry_run, role } => {
             let options = crate::migrate::Options { role, dry_run };
             block_on(migrate::run(&config, &options))?.map(|()| ExitCode::SUCCESS)

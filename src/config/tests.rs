@@ -135,6 +135,10 @@ fn keys_that_cannot_work_together_are_refused_where_one_was_set() {
             "[source]\nmode = \"poll\"\n[ack]\nrows = \"keep\"",
             "ack.rows: found \"keep\", allowed with source.mode",
         ),
+        (
+            "[source.wal]\non_lost_slot = \"recover\"\n[ack]\nrows = \"keep\"",
+            "source.wal.on_lost_slot: found \"recover\", allowed with ack.rows",
+        ),
         ("[ack]\nrows = \"keep\"", "source.wal.first_start: unset, allowed with ack.rows"),
         (
             "[publish]\nwindow_messages = 2000",

@@ -8,7 +8,7 @@ use super::{
     layers::Layers,
     names,
     template::{self, Piece},
-    words::{AckRows, SourceMode},
+    words::{AckRows, OnLostSlot, SourceMode},
 };
 
 /// The least and the most each number may be, where every value between works.
@@ -201,6 +201,14 @@ impl Check<'_> {
             let problem =
                 "ack.rows: found \"keep\", allowed with source.mode = \"poll\": \"update\", \"delete\"";
             return self.conflict(["ack.rows", "source.mode"], problem);
+        }
+        if self.config.source.wal.on_lost_slot == OnLostSlot::Recover {
+            let problem =
+                "source.wal.on_lost_slot: found \"recover\", allowed with ack.rows = \"keep\": \"halt\"";
+            let hint = "kept rows do not say whether they were published, so a recovery would repeat all of them";
+            return self
+                .conflict(["ack.rows", "source.wal.on_lost_slot"], problem)
+                .map_err(|error| error.with_hint(hint));
         }
         if self.config.source.wal.first_start.is_none() {
             let problem =
