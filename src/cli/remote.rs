@@ -64,11 +64,17 @@ pub(super) fn drain(config: &Config, json: bool) -> Result<(), Failure> {
 /// One line about a relay that is not drained yet.
 fn line(status: &Value) -> String {
     let mut line = status["state"].as_str().unwrap_or("?").to_owned();
-    for key in ["reason", "in_flight", "lag_bytes", "waiting"] {
-        match &status[key] {
-            Value::Null => {}
-            Value::String(text) => line.push_str(&format!(", {key} {text}")),
-            value => line.push_str(&format!(", {key} {value}")),
+    for (name, pointer) in [
+        ("reason", "/reason"),
+        ("detail", "/detail"),
+        ("held messages", "/credits/messages/now"),
+        ("rows to go", "/drain/remaining_rows"),
+        ("bytes of WAL to go", "/slot/lag_bytes"),
+    ] {
+        match status.pointer(pointer) {
+            None | Some(Value::Null) => {}
+            Some(Value::String(text)) => line.push_str(&format!(", {name} {text}")),
+            Some(value) => line.push_str(&format!(", {name} {value}")),
         }
     }
     line
@@ -78,41 +84,42 @@ fn pretty(value: &Value) -> String {
     format!("{value:#}\n")
 }
 
-/// A status as indented `key: value` lines, those that say how things stand first.
+/// A status as `key: value` lines, those that say how things stand first.
 fn human(status: &Value) -> String {
+    const FIRST: [&str; 6] = ["mode", "state", "reason", "detail", "since", "remedy"];
+    let Value::Object(fields) = status else { return String::new() };
+    let first = FIRST.iter().filter_map(|key| fields.get_key_value(*key));
+    let others = fields.iter().filter(|(key, _)| !FIRST.contains(&key.as_str()));
     let mut text = String::new();
-    let first = ["mode", "state", "reason", "since", "remedy"];
-    if let Value::Object(fields) = status {
-        for key in first {
-            if let Some(value) = fields.get(key) {
-                field(&mut text, 0, key, value);
-            }
-        }
-        for (key, value) in fields.iter().filter(|(key, _)| !first.contains(&key.as_str())) {
-            field(&mut text, 0, key, value);
+    for (key, value) in first.chain(others) {
+        // An empty list says nothing either.
+        if let Some(value) = inline(value).filter(|value| !value.is_empty()) {
+            text.push_str(&format!("{}: {value}\n", key.replace('_', " ")));
         }
     }
     text
 }
 
-fn field(text: &mut String, depth: usize, key: &str, value: &Value) {
-    let indent = "  ".repeat(depth);
-    let key = key.replace('_', " ");
+/// A value on one line; none for what is absent.
+fn inline(value: &Value) -> Option<String> {
     match value {
-        Value::Null => {}
-        Value::Object(fields) => {
-            text.push_str(&format!("{indent}{key}:\n"));
-            for (key, value) in fields {
-                field(text, depth + 1, key, value);
+        Value::Null => None,
+        Value::String(plain) => Some(plain.clone()),
+        Value::Array(items) => Some(items.iter().filter_map(inline).collect::<Vec<_>>().join("; ")),
+        Value::Object(fields) => match (fields.get("now"), fields.get("limit")) {
+            (Some(now), Some(limit)) => Some(format!("{now} of {limit}")),
+            _ => {
+                let pair = |(key, value): (&String, &Value)| {
+                    // One level deeper needs its bounds shown.
+                    let shown = inline(value)?;
+                    let nested = value.is_object() && value.get("now").is_none();
+                    let key = key.replace('_', " ");
+                    Some(if nested { format!("{key} ({shown})") } else { format!("{key} {shown}") })
+                };
+                Some(fields.iter().filter_map(pair).collect::<Vec<_>>().join(", "))
             }
-        }
-        Value::Array(items) => {
-            for (index, item) in items.iter().enumerate() {
-                field(text, depth, &format!("{key} {}", index + 1), item);
-            }
-        }
-        Value::String(plain) => text.push_str(&format!("{indent}{key}: {plain}\n")),
-        plain => text.push_str(&format!("{indent}{key}: {plain}\n")),
+        },
+        plain => Some(plain.to_string()),
     }
 }
 
@@ -218,13 +225,24 @@ mod tests {
     #[test]
     fn a_status_reads_from_how_things_stand_to_the_details() {
         let status = json!({
-            "credits": {"messages": 5}, "mode": "wal", "state": "blocked", "reason": "broker_down",
-            "remedy": "start it", "lag_bytes": null
+            "credits": {"messages": {"now": 5, "limit": 8192}}, "mode": "wal", "state": "blocked",
+            "reason": "broker_down", "remedy": "start it", "slot": null, "conditions": [],
+            "stages": {"ack": {"capacity": 4, "mailbox": 1}}
         });
         assert_eq!(
             human(&status),
-            "mode: wal\nstate: blocked\nreason: broker_down\nremedy: start it\ncredits:\n  messages: 5\n"
+            "mode: wal\nstate: blocked\nreason: broker_down\nremedy: start it\n\
+             credits: messages 5 of 8192\nstages: ack (capacity 4, mailbox 1)\n"
         );
+    }
+
+    #[test]
+    fn a_drain_s_progress_says_what_is_left_and_what_holds_it() {
+        let status = json!({
+            "state": "draining", "reason": null, "credits": {"messages": {"now": 7, "limit": 9}},
+            "drain": {"target": "0/1", "remaining_rows": 12}
+        });
+        assert_eq!(line(&status), "draining, held messages 7, rows to go 12");
     }
 
     #[test]

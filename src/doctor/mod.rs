@@ -14,6 +14,8 @@ mod server;
 mod slot;
 mod triggers;
 
+use std::time::Duration;
+
 use postrider_actors::{database, error::Error};
 use tokio_postgres::Client;
 
@@ -23,6 +25,9 @@ use crate::{
 };
 
 pub use finding::{Finding, Verdict, human, json, passed};
+
+/// How long one examination may take. Each is a few catalog queries; only a lock makes them wait.
+const DEADLINE: Duration = Duration::from_secs(5);
 
 /// What every examination may look at.
 struct Patient<'a> {
@@ -56,20 +61,30 @@ async fn database(config: &Config, client: &Client, findings: &mut Vec<Finding>)
         Err(error) => return findings.push(broken("table", error)),
     };
     let patient = Patient { config, client, table };
-    let examined: [(&'static str, Result<Vec<Finding>, tokio_postgres::Error>); 8] = [
-        ("server", server::examine(&patient).await),
-        ("privileges", privileges::examine(&patient).await),
-        ("table", Ok(columns::examine(&patient))),
-        ("migrations", privileges::migrations(&patient).await),
-        ("index", indexes::examine(&patient).await),
-        ("publication", publication::examine(&patient).await),
-        ("slot", slot::examine(&patient).await),
-        ("triggers", triggers::examine(&patient).await),
-    ];
-    for (subject, result) in examined {
-        match result {
-            Ok(found) => findings.extend(found),
-            Err(error) => findings.push(broken(subject, error)),
+    findings.extend(within("server", server::examine(&patient)).await);
+    findings.extend(within("privileges", privileges::examine(&patient)).await);
+    findings.extend(columns::examine(&patient));
+    findings.extend(within("migrations", privileges::migrations(&patient)).await);
+    findings.extend(within("index", indexes::examine(&patient)).await);
+    findings.extend(within("publication", publication::examine(&patient)).await);
+    findings.extend(within("slot", slot::examine(&patient)).await);
+    findings.extend(within("trigger", triggers::examine(&patient)).await);
+}
+
+/// One examination, which ends: the catalog's functions wait for whoever holds a lock on the table they describe.
+async fn within(
+    subject: &'static str,
+    examination: impl Future<Output = Result<Vec<Finding>, tokio_postgres::Error>>,
+) -> Vec<Finding> {
+    match tokio::time::timeout(DEADLINE, examination).await {
+        Ok(Ok(findings)) => findings,
+        Ok(Err(error)) => vec![broken(subject, error)],
+        Err(_) => {
+            let message =
+                format!("no answer within {} s; the outbox table may be locked", DEADLINE.as_secs());
+            let remedy = "SELECT pid, query FROM pg_stat_activity WHERE pid IN \
+                          (SELECT pid FROM pg_locks WHERE granted AND mode = 'AccessExclusiveLock');";
+            vec![Finding::fail(subject, message, remedy)]
         }
     }
 }

@@ -1,9 +1,6 @@
 //! Runs statements, or only tells them: the same code decides in both cases.
 
-use postrider_actors::{
-    database,
-    error::{Error, Result},
-};
+use postrider_actors::error::{Error, Result};
 use tokio_postgres::Client;
 
 use super::{Event, Narrator, failed};
@@ -59,7 +56,7 @@ impl<'a> Executor<'a> {
         what: &str,
         question: impl Future<Output = Result<T, tokio_postgres::Error>>,
     ) -> Result<T, Error> {
-        question.await.map_err(|error| database::from_postgres(error, format!("migrate: {what}")))
+        question.await.map_err(|error| failed(error, what))
     }
 
     pub(super) fn note(&mut self, text: impl Into<String>) {

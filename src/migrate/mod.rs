@@ -70,9 +70,12 @@ pub async fn migrate(config: &Config, options: &Options, narrate: Narrator<'_>) 
     if !options.dry_run {
         lock(&client, narrate).await?;
     }
+    // Looking waits for locks too: the catalog's functions open the table they describe.
+    let bounded = format!("SET lock_timeout = '{LOCK_TIMEOUT}'");
+    client.batch_execute(&bounded).await.map_err(|error| failed(error, "prepare the session"))?;
     let schema = config.database.schema.as_str();
     let prologue = vec![
-        format!("SET lock_timeout = '{LOCK_TIMEOUT}'"),
+        bounded,
         // A limit the role has for its queries is none for building an index.
         "SET statement_timeout = 0".to_owned(),
         // The migrations name no schema; this is the only one they create in.
