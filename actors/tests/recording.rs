@@ -101,6 +101,22 @@ async fn a_rejection_recorded_twice_waits_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_id_that_comes_twice_is_hit_once_and_enough() {
+    let database = Database::new().await;
+    database.insert(2, "order", 1_000).await;
+    let (outbox, publish) = (database.outbox().await, &database.settings.publish);
+    let mut ids = ids(&database.client).await;
+    ids.extend(ids.clone());
+    for last in [Verdict::Delivered, rejected(Reason::Nacked)] {
+        let settled = all(&ids, |n| if n == 3 { last.clone() } else { Verdict::Delivered });
+        let recorded = record_stream(&database.client, &outbox, &settled, Some(&progress(4)), publish).await;
+        let recorded = recorded.expect("recorded");
+        assert!(recorded.complete() && recorded.marked == 2, "{recorded:?}");
+    }
+    assert_eq!(database.count("postrider_retries").await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn kept_rows_are_not_touched() {
     let mut database = Database::new().await;
     database.settings.ack.rows = RowPolicy::Keep;

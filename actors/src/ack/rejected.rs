@@ -116,6 +116,15 @@ impl<'a> Rejected<'a> {
     }
 }
 
+/// Where a rejected row comes from.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Origin {
+    /// Its place in the retries, if it comes from there.
+    pub(super) seq: Option<i64>,
+    /// Whether its outbox row is to be told.
+    pub(super) marked: bool,
+}
+
 /// Rejected rows by what becomes of them, and what their outbox rows are told.
 #[derive(Debug, Default)]
 pub(super) struct Decisions<'a> {
@@ -123,7 +132,7 @@ pub(super) struct Decisions<'a> {
     pub(super) retried: Rejected<'a>,
     /// Do not.
     pub(super) parked: Rejected<'a>,
-    /// `$1`–`$3` of `rejected`: all of both.
+    /// `$1`–`$3` of `rejected`.
     ids: Vec<&'a str>,
     errors: Vec<String>,
     parks: Vec<bool>,
@@ -135,21 +144,23 @@ impl<'a> Decisions<'a> {
         &mut self,
         row: &'a Row,
         why: &Rejection,
-        seq: Option<i64>,
+        Origin { seq, marked }: Origin,
         (outbox, settings): (&Arc<Outbox>, &PublishSettings),
     ) -> Result<()> {
         let attempt = decide(why.reason, row.attempts, settings, fastrand::f64());
         let into = if attempt.pause.is_some() { &mut self.retried } else { &mut self.parked };
         into.push(row, why, attempt, seq, outbox)?;
-        let detail = into.details.last().map_or("", String::as_str);
-        self.ids.push(text(&row.id)?);
-        self.errors.push(format!("{}: {detail}", why.reason.as_str()));
-        self.parks.push(attempt.pause.is_none());
+        if marked {
+            let detail = into.details.last().map_or("", String::as_str);
+            self.ids.push(text(&row.id)?);
+            self.errors.push(format!("{}: {detail}", why.reason.as_str()));
+            self.parks.push(attempt.pause.is_none());
+        }
         Ok(())
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.ids.len()
+    pub(super) fn is_empty(&self) -> bool {
+        self.retried.is_empty() && self.parked.is_empty()
     }
 
     /// The parameters of `rejected`.

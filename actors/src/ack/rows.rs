@@ -7,7 +7,7 @@
 use futures_util::future::{BoxFuture, join_all};
 use tokio_postgres::types::{ToSql, Type};
 
-use super::rejected::{Decisions, text};
+use super::rejected::{Decisions, Origin, text};
 use crate::{
     database::{from_postgres, pool::answered},
     envelope::{Settlement, Verdict},
@@ -65,7 +65,9 @@ impl Claim {
                     delivered.push(text(&row.id)?);
                     delivered_seqs.extend(seq);
                 }
-                Verdict::Rejected(why) => rejected.add(row, why, seq, (&self.outbox, settings))?,
+                Verdict::Rejected(why) => {
+                    rejected.add(row, why, Origin { seq, marked: true }, (&self.outbox, settings))?;
+                }
                 Verdict::Abandoned => recorded.released += 1,
             }
         }
@@ -101,7 +103,7 @@ impl Claim {
             if !delivered.is_empty() {
                 steps.push((&sql.delivered, vec![(&delivered, Type::TEXT_ARRAY)]));
             }
-            if rejected.len() > 0 {
+            if !rejected.is_empty() {
                 steps.push((&sql.rejected, rejected.marks().to_vec()));
             }
         }

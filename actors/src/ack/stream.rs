@@ -4,13 +4,13 @@
 //! caller asks which rows are [`missing`], and whether their transaction is [`visible`]. If it is not, it waits and records
 //! them again; if it is, the rows are gone, and it records without them.
 
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc};
 
 use futures_util::future::BoxFuture;
 use tokio_postgres::{Client, types::Type};
 
 use super::{
-    rejected::{Decisions, text},
+    rejected::{Decisions, Origin, text},
     rows::{Parameter, Step, in_order},
 };
 use crate::{
@@ -30,7 +30,7 @@ const OP: &str = "record streamed rows";
 /// What was recorded of the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StreamRecorded {
-    /// Delivered rows among the settlements.
+    /// Delivered rows among the settlements, an id counted once.
     pub delivered: u64,
     /// Rejected rows that wait for another attempt now.
     pub retried: u64,
@@ -65,11 +65,16 @@ pub async fn record_stream(
 ) -> Result<StreamRecorded> {
     let mut delivered = Vec::with_capacity(settlements.len());
     let mut rejected = Decisions::default();
+    // An id may come twice (its row was deleted and inserted again), and its row is hit once.
+    let mut marked = HashSet::with_capacity(settlements.len());
     for settlement in settlements {
         let row = &settlement.envelope.row;
         match &settlement.verdict {
-            Verdict::Delivered => delivered.push(text(&row.id)?),
-            Verdict::Rejected(why) => rejected.add(row, why, None, (outbox, settings))?,
+            Verdict::Delivered => delivered.extend(Some(text(&row.id)?).filter(|id| marked.insert(*id))),
+            Verdict::Rejected(why) => {
+                let first = marked.insert(text(&row.id)?);
+                rejected.add(row, why, Origin { seq: None, marked: first }, (outbox, settings))?;
+            }
             Verdict::Abandoned => {}
         }
     }
@@ -78,7 +83,7 @@ pub async fn record_stream(
         delivered: delivered.len() as u64,
         retried: rejected.retried.len() as u64,
         parked: rejected.parked.len() as u64,
-        expected: if keep { 0 } else { (delivered.len() + rejected.len()) as u64 },
+        expected: if keep { 0 } else { marked.len() as u64 },
         marked: 0,
     };
     let sql = &outbox.sql;
@@ -97,7 +102,7 @@ pub async fn record_stream(
         }
         Some(progress) => {
             let mut all: Vec<Parameter<'_>> = vec![(&delivered, Type::TEXT_ARRAY), (&expected, Type::INT8)];
-            let text = if rejected.len() == 0 {
+            let text = if rejected.is_empty() {
                 &sql.stream_delivered
             } else {
                 all.extend(rejected.marks());
@@ -109,14 +114,14 @@ pub async fn record_stream(
         None if expected == 0 => {}
         None => {
             steps.push((Answer::Hit, (&sql.delivered, vec![(&delivered, Type::TEXT_ARRAY)])));
-            if rejected.len() > 0 {
+            if !rejected.is_empty() {
                 steps.push((Answer::Hit, (&sql.rejected, rejected.marks().to_vec())));
             }
         }
     }
     if !steps.is_empty() {
         // Progress alone may be lost in a crash of the server: what it covers is repeated, not missed. A rejection may not.
-        let relaxed = keep && rejected.len() == 0;
+        let relaxed = keep && rejected.is_empty();
         recorded.marked = run(client, begin(relaxed), &steps).await?;
     }
     Ok(recorded)

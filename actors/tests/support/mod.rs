@@ -26,8 +26,16 @@ use tokio::sync::watch;
 use tokio_postgres::{Client, types::Type};
 use tokio_util::sync::CancellationToken;
 
-/// The outbox with every optional column, and tables of ours.
-const TABLES: &str = include_str!("tables.sql");
+/// The outbox with every optional column.
+const OUTBOX: &str = include_str!("outbox.sql");
+
+/// Tables of ours, as they are created anywhere.
+const TABLES: [&str; 4] = [
+    include_str!("../../../migrations/V1__retries.sql"),
+    include_str!("../../../migrations/V2__dead_letters.sql"),
+    include_str!("../../../migrations/V3__progress.sql"),
+    include_str!("../../../migrations/V4__control.sql"),
+];
 
 /// A database of this test alone, dropped with the value.
 pub struct Database {
@@ -65,8 +73,11 @@ impl Database {
         let server = plain(&server_url()).await;
         server.batch_execute(&format!("CREATE DATABASE {name}")).await.expect("a superuser");
         let client = plain(&url(&name, false)).await;
-        let tables = TABLES.replace("$ID", id).replace("$CONTENT", content);
-        client.batch_execute(&tables).await.expect("the tables");
+        let outbox = OUTBOX.replace("$ID", id).replace("$CONTENT", content);
+        client.batch_execute(&outbox).await.expect("an outbox");
+        for table in TABLES {
+            client.batch_execute(table).await.expect("a table of ours");
+        }
         Self { settings: settings(url(&name, true), url(&name, false)), client, name }
     }
 
