@@ -43,7 +43,8 @@ pub fn run(config: &Config) -> Result<(), Failure> {
     let settings = Arc::new(settings(config)?);
     let tokens = Tokens::read(config.admin.token_file.as_deref(), config.admin.read_token_file.as_deref())
         .map_err(|error| Failure::usage(error.to_string()))?;
-    let metrics = telemetry::metrics().map_err(|error| Failure::new(format!("install the metrics: {error}")))?;
+    let metrics =
+        telemetry::metrics().map_err(|error| Failure::new(format!("install the metrics: {error}")))?;
     let runtime = || {
         tokio::runtime::Builder::new_multi_thread()
             .worker_threads(CONNECTION_THREADS)
@@ -148,9 +149,15 @@ async fn introduce(config: Config, settings: Arc<Settings>, plane: Arc<Plane>) {
     let count = |count: Option<u64>| count.map_or_else(|| "unknown".to_owned(), |count| count.to_string());
     let (mode, from) = match &settings.source {
         SourceSettings::Wal(wal) => ("wal", format!("slot {} publication {}", wal.slot, wal.publication)),
-        SourceSettings::Poll(poll) => {
-            ("poll", format!("{} workers of {} every {} ms", poll.workers, poll.batch_messages, poll.interval.as_millis()))
-        }
+        SourceSettings::Poll(poll) => (
+            "poll",
+            format!(
+                "{} workers of {} every {} ms",
+                poll.workers,
+                poll.batch_messages,
+                poll.interval.as_millis()
+            ),
+        ),
     };
     let rows = match settings.ack.rows {
         RowPolicy::Update => "update",
@@ -193,7 +200,8 @@ async fn introduce(config: Config, settings: Arc<Settings>, plane: Arc<Plane>) {
 async fn summarise(figures: Arc<Figures>) {
     let mut ticks = tokio::time::interval(SUMMARY_INTERVAL);
     ticks.tick().await;
-    let totals = || (figures.delivered.load(Relaxed), figures.rejected.load(Relaxed), figures.recorded.load(Relaxed));
+    let totals =
+        || (figures.delivered.load(Relaxed), figures.rejected.load(Relaxed), figures.recorded.load(Relaxed));
     let mut before = totals();
     loop {
         ticks.tick().await;

@@ -5,12 +5,12 @@ use std::time::Duration;
 use postrider_actors::{
     credit::Cost,
     settings::{
-        AckSettings, BrokerSettings, Columns, FirstStart, OutboxSettings, Part, PollSettings, PublishSettings,
-        RowPolicy, Settings, SourceSettings, Template, WalSettings,
+        AckSettings, BrokerSettings, Columns, FirstStart, OutboxSettings, Part, PollSettings,
+        PublishSettings, RowPolicy, Settings, SourceSettings, Template, WalSettings,
     },
 };
 
-use crate::config::{AckRows, Config, ConfigError, Origin, OnLostSlot, SourceMode, Wake, template};
+use crate::config::{AckRows, Config, ConfigError, OnLostSlot, Origin, SourceMode, Wake, template};
 
 /// The pipeline's settings.
 ///

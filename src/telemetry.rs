@@ -1,5 +1,7 @@
 //! Logs and metrics of the process: where they go and in which form.
 
+use std::io::IsTerminal as _;
+
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 use postrider_actors::metrics::SECONDS_BUCKETS;
 use tracing_subscriber::{EnvFilter, fmt, layer::SubscriberExt, util::SubscriberInitExt};
@@ -23,7 +25,10 @@ pub fn log(format: LogFormat, filter: &str) -> Result<(), String> {
     let filter = filter_of(filter)?;
     let registry = tracing_subscriber::registry().with(filter);
     let started = match format {
-        LogFormat::Human => registry.with(fmt::layer().with_writer(std::io::stderr)).try_init(),
+        LogFormat::Human => {
+            let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+            registry.with(fmt::layer().with_ansi(colour).with_writer(std::io::stderr)).try_init()
+        }
         LogFormat::Json => {
             let layer =
                 fmt::layer().json().flatten_event(true).with_current_span(false).with_span_list(false);

@@ -62,7 +62,9 @@ impl Tokens {
         let Some(token) = token else { return false };
         let among = |tokens: &[String]| {
             // Every token is compared, so that the time tells nothing about which one nearly matched.
-            tokens.iter().fold(false, |found, known| found | bool::from(known.as_bytes().ct_eq(token.as_bytes())))
+            tokens
+                .iter()
+                .fold(false, |found, known| found | bool::from(known.as_bytes().ct_eq(token.as_bytes())))
         };
         let (operator, reader) = (among(&self.operators), among(&self.readers));
         operator || (access == Access::Reader && reader)
@@ -72,7 +74,9 @@ impl Tokens {
 /// Whether a browser sends this on behalf of another site. Programs send neither header.
 fn cross_site(request: &ServiceRequest) -> bool {
     let header = |name: HeaderName| request.headers().get(name).and_then(|value| value.to_str().ok());
-    if header(HeaderName::from_static("sec-fetch-site")).is_some_and(|site| site != "same-origin" && site != "none") {
+    if header(HeaderName::from_static("sec-fetch-site"))
+        .is_some_and(|site| site != "same-origin" && site != "none")
+    {
         return true;
     }
     let Some(origin) = header(header::ORIGIN) else { return false };
@@ -97,7 +101,11 @@ pub(super) async fn guard(
     let refusal = if access == Access::Operator && cross_site(&request) {
         Some(problem(403, "cross-site request", "changes are not accepted from another site's page"))
     } else if !allowed {
-        Some(problem(401, "token required", "send `Authorization: Bearer TOKEN` with a token of admin.token_file"))
+        Some(problem(
+            401,
+            "token required",
+            "send `Authorization: Bearer TOKEN` with a token of admin.token_file",
+        ))
     } else {
         None
     };

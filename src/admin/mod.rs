@@ -131,7 +131,8 @@ fn answer(admin: &Admin, result: Result<(), Error>) -> HttpResponse {
 pub(crate) fn problem(status: u16, title: &str, detail: &str) -> HttpResponse {
     let code = actix_web::http::StatusCode::from_u16(status)
         .unwrap_or(actix_web::http::StatusCode::INTERNAL_SERVER_ERROR);
-    let body = serde_json::json!({ "type": "about:blank", "title": title, "status": status, "detail": detail });
+    let body =
+        serde_json::json!({ "type": "about:blank", "title": title, "status": status, "detail": detail });
     HttpResponse::build(code).content_type("application/problem+json").body(body.to_string())
 }
 

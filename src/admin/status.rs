@@ -230,7 +230,8 @@ impl Status {
                 .collect(),
             outbox: settings.outbox.name(),
             desired: request.desired.as_str().to_owned(),
-            drain: draining.then(|| Drain { target: request.drain_target, remaining_rows: plane.remaining() }),
+            drain: draining
+                .then(|| Drain { target: request.drain_target, remaining_rows: plane.remaining() }),
             stages: Stages {
                 source: stage(Stage::Source),
                 decode: stage(Stage::Decode),
@@ -317,7 +318,8 @@ pub fn copy_levels(admin: &Admin) {
         gauge!("postrider_reason", "reason" => reason.as_str()).set(f64::from(u8::from(board.holds(reason))));
     }
     for stage in Stage::ALL {
-        gauge!("postrider_mailbox_batches", "stage" => stage.as_str()).set(figures.mailbox_depth(stage) as f64);
+        gauge!("postrider_mailbox_batches", "stage" => stage.as_str())
+            .set(figures.mailbox_depth(stage) as f64);
     }
     let in_use = figures.credits_in_use();
     gauge!("postrider_credits_in_use", "unit" => "messages").set(f64::from(in_use.messages));
@@ -327,7 +329,8 @@ pub fn copy_levels(admin: &Admin) {
     gauge!("postrider_broker_blocked").set(f64::from(u8::from(figures.broker_blocked.load(Relaxed))));
     gauge!("postrider_channel_openings").set(figures.channel_openings.load(Relaxed) as f64);
     gauge!("postrider_generation").set(figures.generation.load(Relaxed) as f64);
-    gauge!("postrider_start_time_seconds").set(started.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64());
+    gauge!("postrider_start_time_seconds")
+        .set(started.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64());
     let Some(reading) = plane.reading() else { return };
     gauge!("postrider_database_read_age_seconds").set(reading.instant.elapsed().as_secs_f64());
     gauge!("postrider_retries").set(reading.health.retries as f64);

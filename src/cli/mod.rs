@@ -114,7 +114,10 @@ struct Form {
 }
 
 /// What `run` logs: a line a change of state. The libraries' own lines tell the same again, at length.
-const RUN_LOG: &str = "info,lapin=error,pgwire_replication=off,actix_server=warn";
+const RUN_LOG: &str = "info,lapin=off,pgwire_replication=off,actix_server=warn,actix_http=warn";
+
+/// What the other commands log: their findings are their output.
+const QUIET_LOG: &str = "warn,lapin=off,pgwire_replication=off";
 
 /// Does what was asked.
 pub fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
@@ -123,7 +126,7 @@ pub fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
         clap_complete::generate(shell, &mut Cli::command(), "postrider", &mut script);
         return output::print(&String::from_utf8_lossy(&script)).map(|()| ExitCode::SUCCESS);
     }
-    let level = if matches!(cli.command, Command::Run) { RUN_LOG } else { "warn" };
+    let level = if matches!(cli.command, Command::Run) { RUN_LOG } else { QUIET_LOG };
     telemetry::log(cli.log_format, cli.log.as_deref().unwrap_or(level)).map_err(Failure::usage)?;
     let config = Config::load(cli.config.as_deref(), std::env::vars())?;
     match cli.command {

@@ -205,7 +205,8 @@ impl Check<'_> {
         if self.config.source.wal.on_lost_slot == OnLostSlot::Recover {
             let problem =
                 "source.wal.on_lost_slot: found \"recover\", allowed with ack.rows = \"keep\": \"halt\"";
-            let hint = "kept rows do not say whether they were published, so a recovery would repeat all of them";
+            let hint =
+                "kept rows do not say whether they were published, so a recovery would repeat all of them";
             return self
                 .conflict(["ack.rows", "source.wal.on_lost_slot"], problem)
                 .map_err(|error| error.with_hint(hint));

@@ -4,7 +4,7 @@ use lapin::types::{AMQPValue, ShortString};
 
 use crate::{
     outbox::{Stage, commit},
-    support::{PrivateBroker, Database, eventually, full},
+    support::{Database, PrivateBroker, eventually, full},
 };
 
 /// Each case as a test of `wal` and a test of `poll`.
@@ -101,15 +101,20 @@ async fn bodies_are_byte_identical_to_their_jsonb_text(mode: &str) {
         let text: String = stage.app.query_one(sql, &[&id]).await.unwrap().get(0);
         let delivery = stage.oracle.get(&id).unwrap();
         assert!(delivery.body == text.as_bytes(), "{content:.60}");
-        assert_eq!(delivery.properties.content_type().as_ref().map(ShortString::as_str), Some("application/json"));
+        assert_eq!(
+            delivery.properties.content_type().as_ref().map(ShortString::as_str),
+            Some("application/json")
+        );
     }
     relay.stop().await;
 }
 
 async fn bodies_are_byte_identical_to_json_text_and_bytea_columns(mode: &str) {
-    for (kind, content_type) in
-        [("json", "application/json"), ("text", "text/plain; charset=utf-8"), ("bytea", "application/octet-stream")]
-    {
+    for (kind, content_type) in [
+        ("json", "application/json"),
+        ("text", "text/plain; charset=utf-8"),
+        ("bytea", "application/octet-stream"),
+    ] {
         let (database, vhost) = (Database::fresh().await, crate::support::Vhost::fresh().await);
         let app = database.connect().await;
         app.batch_execute(&format!(
@@ -131,7 +136,8 @@ async fn bodies_are_byte_identical_to_json_text_and_bytea_columns(mode: &str) {
         };
         for (id, body) in bodies.iter().enumerate() {
             let id = i64::try_from(id).unwrap();
-            let value = if kind == "bytea" { "$2".to_owned() } else { format!("convert_from($2, 'UTF8')::{kind}") };
+            let value =
+                if kind == "bytea" { "$2".to_owned() } else { format!("convert_from($2, 'UTF8')::{kind}") };
             let sql = format!(
                 "INSERT INTO outbox_messages VALUES ($1, 'raw', {value}, timestamp '2026-01-02 03:04:05.678')"
             );
@@ -141,8 +147,15 @@ async fn bodies_are_byte_identical_to_json_text_and_bytea_columns(mode: &str) {
         for (id, body) in bodies.iter().enumerate() {
             let delivery = stage.oracle.get(id).unwrap();
             assert!(&delivery.body == body, "{kind} {id}: {} bytes", delivery.body.len());
-            assert_eq!(delivery.properties.content_type().as_ref().map(ShortString::as_str), Some(content_type));
-            assert_eq!(delivery.properties.timestamp(), &Some(1_767_323_045), "a timestamp without zone is UTC");
+            assert_eq!(
+                delivery.properties.content_type().as_ref().map(ShortString::as_str),
+                Some(content_type)
+            );
+            assert_eq!(
+                delivery.properties.timestamp(),
+                &Some(1_767_323_045),
+                "a timestamp without zone is UTC"
+            );
         }
         relay.stop().await;
     }
@@ -161,8 +174,9 @@ async fn properties_and_headers_are_the_rows_own(mode: &str) {
     stage
         .app
         .batch_execute(
-            "ALTER TABLE outbox_messages ADD headers jsonb, ADD exchange text, ADD routing_key text, ADD key text,
-             ADD tenant text",
+            "ALTER TABLE outbox_messages ADD IF NOT EXISTS headers jsonb, ADD IF NOT EXISTS exchange text,
+             ADD IF NOT EXISTS routing_key text, ADD IF NOT EXISTS key text,
+             ADD IF NOT EXISTS tenant text",
         )
         .await
         .unwrap();
@@ -231,10 +245,11 @@ async fn a_kill_loses_nothing_and_repeats_at_most_the_exposure(mode: &str) {
     for transaction in 0..10 {
         all.extend(stage.commit(transaction * n / 10, n / 10).await);
     }
-    relay.wait_status("a third is delivered", |status| {
-        status["totals"]["delivered"].as_u64().is_some_and(|delivered| delivered >= n as u64 / 3)
-    })
-    .await;
+    relay
+        .wait_status("a third is delivered", |status| {
+            status["totals"]["delivered"].as_u64().is_some_and(|delivered| delivered >= n as u64 / 3)
+        })
+        .await;
     relay.kill9();
     let mut relay = stage.config.start_running().await;
     stage.oracle.wait_for_all(&all).await;

@@ -55,7 +55,10 @@ impl Stage {
 
     /// How many rows are recorded as processed without an error.
     pub(crate) async fn recorded(&self) -> i64 {
-        self.number("SELECT count(*) FROM outbox_messages WHERE processed_on_utc IS NOT NULL AND error IS NULL").await
+        self.number(
+            "SELECT count(*) FROM outbox_messages WHERE processed_on_utc IS NOT NULL AND error IS NULL",
+        )
+        .await
     }
 
     /// The one number that `sql` asks for.

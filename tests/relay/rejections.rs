@@ -12,7 +12,8 @@ const HASTE: [(&str, u64); 3] =
     [("publish.max_attempts", 3), ("publish.retry_backoff_ms", 50), ("publish.retry_backoff_max_ms", 100)];
 
 async fn stage(mode: &str) -> Stage {
-    Stage::with(mode, |config| HASTE.iter().fold(config, |config, (key, value)| config.set(key, *value))).await
+    Stage::with(mode, |config| HASTE.iter().fold(config, |config, (key, value)| config.set(key, *value)))
+        .await
 }
 
 async fn unroutable_rows_are_retried_then_parked_and_hold_nothing_back(mode: &str) {
@@ -38,7 +39,8 @@ async fn unroutable_rows_are_retried_then_parked_and_hold_nothing_back(mode: &st
     let wrong = "SELECT count(*) FROM postrider_dead_letters
                  WHERE attempts <> 3 OR reason <> 'unroutable' OR detail NOT LIKE '%312%'";
     assert_eq!(stage.number(wrong).await, 0, "parked after three attempts, with the broker's words");
-    let parked = "SELECT count(*) FROM outbox_messages WHERE error IS NOT NULL AND processed_on_utc IS NOT NULL
+    let parked =
+        "SELECT count(*) FROM outbox_messages WHERE error IS NOT NULL AND processed_on_utc IS NOT NULL
                   AND type = 'bad.one'";
     assert_eq!(stage.number(parked).await, bad.len() as i64);
     assert_eq!(stage.recorded().await, good.len() as i64);
@@ -54,7 +56,8 @@ async fn a_rejected_row_that_becomes_routable_is_delivered_as_it_was_written(mod
     let mut relay = config.start_running().await;
     let id = stage.insert("later", "{\"a\": 1.10}").await;
     eventually("it waits for another attempt", async || {
-        (stage.number("SELECT count(*) FROM postrider_retries WHERE reason = 'unroutable'").await == 1).then_some(())
+        (stage.number("SELECT count(*) FROM postrider_retries WHERE reason = 'unroutable'").await == 1)
+            .then_some(())
     })
     .await;
     let waits = "SELECT count(*) FROM outbox_messages WHERE error IS NOT NULL AND processed_on_utc IS NULL";
@@ -75,7 +78,7 @@ async fn what_amqp_cannot_carry_is_parked_at_once_and_closes_nothing(mode: &str)
     stage
         .app
         .batch_execute(
-            "ALTER TABLE outbox_messages ADD headers jsonb, ADD routing_key text, ALTER type TYPE text",
+            "ALTER TABLE outbox_messages ADD IF NOT EXISTS headers jsonb, ADD IF NOT EXISTS routing_key text, ALTER type TYPE text",
         )
         .await
         .unwrap();
@@ -98,7 +101,8 @@ async fn what_amqp_cannot_carry_is_parked_at_once_and_closes_nothing(mode: &str)
     stage.oracle.wait_for_all(&more).await;
     stage.oracle.wait_for_all(&[&good]).await;
     eventually("the bad ones are parked", async || {
-        (stage.number("SELECT count(*) FROM postrider_dead_letters WHERE reason = 'invalid'").await == 4).then_some(())
+        (stage.number("SELECT count(*) FROM postrider_dead_letters WHERE reason = 'invalid'").await == 4)
+            .then_some(())
     })
     .await;
     assert_eq!(relay.status().await["broker"]["channel_openings"], openings, "no channel was closed");
@@ -108,10 +112,13 @@ async fn what_amqp_cannot_carry_is_parked_at_once_and_closes_nothing(mode: &str)
 
 async fn rows_that_name_a_missing_exchange_are_parked_with_the_brokers_words(mode: &str) {
     let stage = Stage::with(mode, |config| {
-        HASTE.iter().fold(config, |config, (key, value)| config.set(key, *value)).set("outbox.columns.exchange", "exchange")
+        HASTE
+            .iter()
+            .fold(config, |config, (key, value)| config.set(key, *value))
+            .set("outbox.columns.exchange", "exchange")
     })
     .await;
-    stage.app.batch_execute("ALTER TABLE outbox_messages ADD exchange text").await.unwrap();
+    stage.app.batch_execute("ALTER TABLE outbox_messages ADD IF NOT EXISTS exchange text").await.unwrap();
     let mut relay = stage.config.start_running().await;
     stage
         .app

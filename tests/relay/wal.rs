@@ -21,7 +21,8 @@ async fn messages_of_one_lane_arrive_in_commit_order() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn kept_rows_are_left_as_they_are_and_a_restart_repeats_nothing() {
     let stage =
-        Stage::with("wal", |config| config.set("ack.rows", "keep").set("source.wal.first_start", "sweep")).await;
+        Stage::with("wal", |config| config.set("ack.rows", "keep").set("source.wal.first_start", "sweep"))
+            .await;
     let waiting = stage.commit(0, 1_000).await;
     let mut relay = stage.config.start_running().await;
     let streamed = stage.commit(1_000, 1_000).await;
@@ -33,7 +34,8 @@ async fn kept_rows_are_left_as_they_are_and_a_restart_repeats_nothing() {
     stage.oracle.wait_for_all(&more).await;
     relay.stop().await;
     stage.oracle.assert_no_duplicates();
-    let touched = "SELECT count(*) FROM outbox_messages WHERE processed_on_utc IS NOT NULL OR error IS NOT NULL";
+    let touched =
+        "SELECT count(*) FROM outbox_messages WHERE processed_on_utc IS NOT NULL OR error IS NOT NULL";
     assert_eq!(stage.number(touched).await, 0);
 }
 
@@ -57,7 +59,13 @@ async fn an_idle_slot_follows_the_server() {
     let mut relay = stage.config.start_running().await;
     let first = stage.commit(0, 1).await;
     stage.oracle.wait_for_all(&first).await;
-    stage.app.batch_execute("CREATE TABLE elsewhere AS SELECT g, repeat('x', 1000) FROM generate_series(1, 20000) g").await.unwrap();
+    stage
+        .app
+        .batch_execute(
+            "CREATE TABLE elsewhere AS SELECT g, repeat('x', 1000) FROM generate_series(1, 20000) g",
+        )
+        .await
+        .unwrap();
     let target: String = stage.app.query_one("SELECT pg_current_wal_lsn()::text", &[]).await.unwrap().get(0);
     let behind = format!(
         "SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{}' AND confirmed_flush_lsn < '{target}'",
@@ -110,7 +118,8 @@ async fn other_operations_and_other_tables_are_passed_over() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_row_that_is_streamed_before_it_is_visible_is_published_once_and_marked_when_it_is() {
-    let server = PrivatePostgres::start(&["synchronous_standby_names=nobody", "synchronous_commit=local"]).await;
+    let server =
+        PrivatePostgres::start(&["synchronous_standby_names=nobody", "synchronous_commit=local"]).await;
     let stage = Stage::on("wal", server.database().await, Vhost::fresh().await, |config| config).await;
     let mut relay = stage.config.start_running().await;
     let writer = stage.database.connect().await;
