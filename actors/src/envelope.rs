@@ -20,6 +20,45 @@ use crate::{
 /// Microseconds since 1970-01-01 00:00 UTC.
 pub type UnixMicros = i64;
 
+/// What the content column holds, by its type: decides the message's `content_type`, and how the content is read back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum ContentKind {
+    /// `json` or `jsonb`: the content is its text.
+    #[default]
+    Json,
+    /// A character type: the content is its text.
+    Text,
+    /// `bytea`: the content is its bytes.
+    Bytes,
+}
+
+impl ContentKind {
+    /// The word in `postrider_retries.content_kind` and `postrider_dead_letters.content_kind`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            ContentKind::Json => "json",
+            ContentKind::Text => "text",
+            ContentKind::Bytes => "bytes",
+        }
+    }
+
+    /// The kind behind a word of our tables.
+    pub fn from_word(word: &str) -> Option<Self> {
+        [ContentKind::Json, ContentKind::Text, ContentKind::Bytes]
+            .into_iter()
+            .find(|kind| kind.as_str() == word)
+    }
+
+    /// The kind of a column of type `name` as `pg_type.typname` spells it: what is neither JSON nor `bytea` is text.
+    pub fn of_type(name: &str) -> Self {
+        match name {
+            "json" | "jsonb" => ContentKind::Json,
+            "bytea" => ContentKind::Bytes,
+            _ => ContentKind::Text,
+        }
+    }
+}
+
 /// One outbox row as its source read it: the text of each column that is used, nothing parsed yet.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Row {
@@ -29,6 +68,8 @@ pub struct Row {
     pub kind: Bytes,
     /// The content as it is published, byte for byte.
     pub content: Bytes,
+    /// What the content column holds.
+    pub content_kind: ContentKind,
     /// When the row says it occurred.
     pub occurred_on: Option<UnixMicros>,
     /// The key column, where configured.

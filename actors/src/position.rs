@@ -74,6 +74,17 @@ impl fmt::Display for Position {
     }
 }
 
+/// Which stream a position belongs to: positions of two streams do not compare.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StreamIdentity {
+    /// The slot it is read from.
+    pub slot: String,
+    /// The cluster's system identifier.
+    pub system_identifier: String,
+    /// The cluster's timeline.
+    pub timeline: u32,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
