@@ -194,5 +194,8 @@ async fn record_claim(
 }
 
 fn is_outage(error: &Error) -> bool {
-    matches!(error.kind(), Kind::DatabaseDown | Kind::DatabaseReadonly | Kind::TableLocked | Kind::DatabaseRefused)
+    matches!(
+        error.kind(),
+        Kind::DatabaseDown | Kind::DatabaseReadonly | Kind::TableLocked | Kind::DatabaseRefused
+    )
 }

@@ -91,7 +91,9 @@ impl StreamRecorder {
         }
         settlements.retain(|settlement| settlement.verdict != Verdict::Abandoned);
         for Settlement { envelope, .. } in &settlements {
-            let place = envelope.place.ok_or_else(|| Error::new(Kind::Internal, "record a streamed row without a place"))?;
+            let place = envelope
+                .place
+                .ok_or_else(|| Error::new(Kind::Internal, "record a streamed row without a place"))?;
             self.ledger.settle(envelope.number, Mark::Row(place.position));
         }
         let recorded = settlements.len() as u64;
@@ -160,7 +162,8 @@ impl StreamRecorder {
     async fn find_unmarked(&mut self, settlements: &mut Vec<Settlement>) -> Result<()> {
         let connection = self.connection().await?;
         let missing = self.missing(&connection, settlements).await?;
-        let xids: HashSet<u32> = settlements.iter().filter(|s| missing.contains(&*s.envelope.row.id)).filter_map(xid).collect();
+        let xids: HashSet<u32> =
+            settlements.iter().filter(|s| missing.contains(&*s.envelope.row.id)).filter_map(xid).collect();
         let mut visible = HashSet::new();
         for xid in xids {
             if timely(stream::visible(&connection, xid)).await? {
@@ -185,7 +188,10 @@ impl StreamRecorder {
         let Some(first) = waiting.first().and_then(|settlement| xid(settlement)) else { return Ok(()) };
         self.shared.board.raise(
             Reason::MarkWaiting,
-            format!("{} published rows are not visible yet; transaction {first} hangs in its COMMIT", waiting.len()),
+            format!(
+                "{} published rows are not visible yet; transaction {first} hangs in its COMMIT",
+                waiting.len()
+            ),
             crate::status::board::default_remedy(Reason::MarkWaiting),
         );
         self.pause().await

@@ -15,9 +15,7 @@ mod sqlstate;
 mod tls;
 pub(crate) mod values;
 
-use std::{
-    error::Error as _, fmt, future::poll_fn, path::PathBuf, str::FromStr, time::Duration,
-};
+use std::{error::Error as _, fmt, future::poll_fn, path::PathBuf, str::FromStr, time::Duration};
 
 use tokio::sync::watch;
 use tokio_postgres::{

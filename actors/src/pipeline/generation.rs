@@ -197,10 +197,11 @@ impl Generation {
 fn cause(exit: Exit) -> Error {
     match exit.status {
         ExitStatus::Returned(Err(error)) => error,
-        ExitStatus::Returned(Ok(())) => Error::new(Kind::Stopped, format!("run stage {}", exit.stage.as_str())),
-        ExitStatus::Vanished => {
-            Error::new(Kind::Internal, format!("run stage {}", exit.stage.as_str())).with_source("it panicked")
+        ExitStatus::Returned(Ok(())) => {
+            Error::new(Kind::Stopped, format!("run stage {}", exit.stage.as_str()))
         }
+        ExitStatus::Vanished => Error::new(Kind::Internal, format!("run stage {}", exit.stage.as_str()))
+            .with_source("it panicked"),
     }
 }
 

@@ -85,7 +85,12 @@ pub async fn stored(pool: &Pool, outbox: &Outbox) -> Result<Option<ProgressRow>>
 ///
 /// # Errors
 /// When it cannot be stored.
-pub async fn begin_streaming(pool: &Pool, outbox: &Outbox, identity: &StreamIdentity, plan: &Plan) -> Result<()> {
+pub async fn begin_streaming(
+    pool: &Pool,
+    outbox: &Outbox,
+    identity: &StreamIdentity,
+    plan: &Plan,
+) -> Result<()> {
     if !plan.anew {
         return Ok(());
     }
@@ -117,12 +122,7 @@ mod tests {
     use super::*;
 
     fn wal(first_start: FirstStart) -> WalSettings {
-        WalSettings {
-            slot: "s".into(),
-            publication: "p".into(),
-            first_start,
-            recover_lost_slot: false,
-        }
+        WalSettings { slot: "s".into(), publication: "p".into(), first_start, recover_lost_slot: false }
     }
 
     fn opened() -> StreamIdentity {
@@ -193,16 +193,29 @@ mod tests {
 
     #[test]
     fn a_position_of_another_timeline_is_ignored() {
-        let plan = plan(Some(ProgressRow {
-            progress: Some(progress::Progress { timeline: 2, ..progress() }),
-            ..stored()
-        }), &opened(), false, &wal(FirstStart::Sweep));
+        let plan = plan(
+            Some(ProgressRow {
+                progress: Some(progress::Progress { timeline: 2, ..progress() }),
+                ..stored()
+            }),
+            &opened(),
+            false,
+            &wal(FirstStart::Sweep),
+        );
         assert_eq!(plan.position(), None);
         assert!(plan.anew && !plan.sweep);
     }
 
     #[test]
     fn a_sweep_that_was_killed_goes_on() {
-        assert!(plan(Some(ProgressRow { sweep: Sweep::Pending, ..stored() }), &opened(), false, &wal(FirstStart::Stream)).sweep);
+        assert!(
+            plan(
+                Some(ProgressRow { sweep: Sweep::Pending, ..stored() }),
+                &opened(),
+                false,
+                &wal(FirstStart::Stream)
+            )
+            .sweep
+        );
     }
 }

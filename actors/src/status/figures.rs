@@ -1,8 +1,7 @@
 //! Levels and totals that `/api/status` shows and gauges copy: plain atomics, written by the stage they belong to.
 
 use std::sync::{
-    Arc,
-    Mutex, PoisonError,
+    Arc, Mutex, PoisonError,
     atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed},
 };
 
@@ -22,7 +21,12 @@ pub struct Mailboxes {
 
 impl Mailboxes {
     /// Mailboxes of `capacity` batches each, in front of the decoder, the publisher and the acker.
-    pub fn new(capacity: usize, decode: Arc<Semaphore>, publish: Arc<Semaphore>, ack: Arc<Semaphore>) -> Self {
+    pub fn new(
+        capacity: usize,
+        decode: Arc<Semaphore>,
+        publish: Arc<Semaphore>,
+        ack: Arc<Semaphore>,
+    ) -> Self {
         Self { capacity, slots: Some([decode, publish, ack]) }
     }
 
