@@ -120,6 +120,7 @@ struct Acker {
     entry: InboxEntry<Settled>,
     inbox: Option<Inbox<Settled>>,
     verdicts: Verdicts,
+    claims: Arc<Mutex<Vec<usize>>>,
 }
 
 impl Actor for Acker {
@@ -127,11 +128,14 @@ impl Actor for Acker {
 
     fn started(&mut self, _: &mut Self::Context) {
         let mut inbox = self.inbox.take().expect("started once");
-        let verdicts = Arc::clone(&self.verdicts);
+        let (verdicts, claims) = (Arc::clone(&self.verdicts), Arc::clone(&self.claims));
         actix::spawn(async move {
             while let Some((settled, _)) = inbox.recv().await {
                 let messages = settled.settlements.len() as u32;
                 assert_eq!(settled.credit.cost().messages, messages, "a credit goes with each verdict");
+                if matches!(settled.origin, Origin::Claim(_)) {
+                    claims.lock().unwrap_or_else(PoisonError::into_inner).push(messages as usize);
+                }
                 let mut verdicts = verdicts.lock().unwrap_or_else(PoisonError::into_inner);
                 verdicts.extend(settled.settlements.into_iter().map(|s| (s.envelope.number, s.verdict)));
             }
@@ -151,6 +155,7 @@ impl Handler<Delivery<Settled>> for Acker {
 pub struct Stage3 {
     pub shared: Shared,
     pub verdicts: Verdicts,
+    claims: Arc<Mutex<Vec<usize>>>,
     outlet: Outlet<MessageBatch>,
     exits: mpsc::Receiver<Exit>,
 }
@@ -174,7 +179,9 @@ impl Stage3 {
         };
         let verdicts = Verdicts::default();
         let (entry, inbox, acker_slots) = Inbox::new(4);
-        let acker = Acker { entry, inbox: Some(inbox), verdicts: Arc::clone(&verdicts) };
+        let claims = Arc::<Mutex<Vec<usize>>>::default();
+        let (seen, counts) = (Arc::clone(&verdicts), Arc::clone(&claims));
+        let acker = Acker { entry, inbox: Some(inbox), verdicts: seen, claims: counts };
         let acker = Acker::start_in_arbiter(&Arbiter::new().handle(), |_| acker);
         #[allow(clippy::disallowed_methods, reason = "the outlet's own recipient")]
         let acker = Outlet::new(Stage::Publish, acker.recipient(), acker_slots);
@@ -187,7 +194,12 @@ impl Stage3 {
         });
         #[allow(clippy::disallowed_methods, reason = "the outlet's own recipient")]
         let outlet = Outlet::new(Stage::Decode, publisher.recipient(), slots);
-        Self { shared, verdicts, outlet, exits }
+        Self { shared, verdicts, claims, outlet, exits }
+    }
+
+    /// The sizes of the claims that came back.
+    pub fn claims(&self) -> Vec<usize> {
+        self.claims.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Sends a batch of the stream, having waited for its credits.
