@@ -109,7 +109,15 @@ struct Loop {
 }
 
 impl Loop {
-    async fn run(mut self, mut inbox: Inbox<RawBatch>) -> Result<()> {
+    async fn run(self, inbox: Inbox<RawBatch>) -> Result<()> {
+        let stop = self.shared.stop.clone();
+        match self.decode_all(inbox).await {
+            Err(error) if error.kind() == Kind::Stopped && stop.is_cancelled() => Ok(()),
+            result => result,
+        }
+    }
+
+    async fn decode_all(mut self, mut inbox: Inbox<RawBatch>) -> Result<()> {
         let stop = self.shared.stop.clone();
         let mut durable = self.shared.controls.durable.subscribe();
         loop {
