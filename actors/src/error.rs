@@ -38,6 +38,8 @@ pub enum Kind {
     Protocol,
     /// The stage was told to stop while it waited.
     Stopped,
+    /// A stage does not stop: it holds what its successor would take.
+    Stuck,
     /// An invariant of ours does not hold.
     Internal,
 }
@@ -53,6 +55,8 @@ pub enum Disposition {
     StandBy,
     /// Stop for good: going on cannot help. Consumes the restart budget first.
     Restart,
+    /// End the process at once: going on could deliver twice or not at all.
+    Exit,
     /// Nothing: the stage ended because it was asked to.
     Stop,
 }
@@ -75,6 +79,7 @@ impl Kind {
             | Kind::Config => Disposition::Halt,
             Kind::SlotInUse => Disposition::StandBy,
             Kind::Protocol | Kind::Internal => Disposition::Restart,
+            Kind::Stuck => Disposition::Exit,
             Kind::Stopped => Disposition::Stop,
         }
     }
@@ -97,6 +102,7 @@ impl Kind {
             Kind::ExchangeMissing => "exchange missing",
             Kind::Protocol => "protocol violated",
             Kind::Stopped => "stopped",
+            Kind::Stuck => "stage does not stop",
             Kind::Internal => "internal error",
         }
     }
@@ -134,6 +140,13 @@ impl Error {
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         self.source = Some(source.into());
+        self
+    }
+
+    /// The same error as another kind, for whoever knows better what it means where it was met.
+    #[must_use]
+    pub fn with_kind(mut self, kind: Kind) -> Self {
+        self.kind = kind;
         self
     }
 

@@ -42,6 +42,11 @@ impl Ledger {
         Self::default()
     }
 
+    /// An empty ledger of a stream whose rows up to `watermark` were settled before.
+    pub fn behind(watermark: Watermark) -> Self {
+        Self { watermark, ..Self::default() }
+    }
+
     /// Settles element `number`. Settling one twice changes nothing.
     pub fn settle(&mut self, number: u64, mark: Mark) {
         let Some(ahead) = number.checked_sub(self.next) else { return };

@@ -14,7 +14,7 @@
 //! 6. Replication feedback never depends on flow ([`source::wal`]).
 //! 7. An outage is not a verdict; only the broker's answer about this very message is ([`publish::verdict`]).
 //! 8. One bad row holds nothing back: its rejection is recorded like a delivery, and it comes back later
-//!    ([`ack::rows`], [`source::retry`]).
+//!    ([`ack::rows`], [`source::claims`]).
 //!
 //! This crate reads no environment, no files and no global state: [`settings::Settings`] is all it knows.
 

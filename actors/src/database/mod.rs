@@ -4,22 +4,32 @@
 //! the runtime of the caller. Start-up `options` are used on the replication connection alone, because a
 //! transaction pooler may refuse them: other SQL must be right whatever `DateStyle` or `TimeZone` it meets.
 
+pub mod columns;
+pub mod control;
+pub mod drain;
+pub mod outbox;
+pub mod pool;
+pub mod progress;
 mod replication;
+mod sqlstate;
 mod tls;
+pub(crate) mod values;
 
-use std::{error::Error as _, fmt, future::poll_fn, path::PathBuf, str::FromStr, time::Duration};
+use std::{
+    error::Error as _, fmt, future::poll_fn, path::PathBuf, str::FromStr, time::Duration,
+};
 
 use tokio::sync::watch;
 use tokio_postgres::{
     AsyncMessage, Client, Config, Socket,
     config::{Host, SslMode as PgSslMode},
-    error::SqlState,
 };
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use crate::error::{Error, Kind, Result};
 
 pub use replication::replication_config;
+pub use sqlstate::from_postgres;
 
 /// How long reaching and greeting the server may take. Longer than a TCP retransmission or two and a slow name
 /// server; short enough that a backoff loop notices a dead host several times a minute.
@@ -150,57 +160,6 @@ pub fn quote_literal(text: &str) -> String {
     }
 }
 
-/// Classifies an error of a connection or a statement met while doing `op`.
-///
-/// A refusal is an answer about us (password, name, privilege); everything else that ends a connection is an
-/// outage, and worth another try.
-pub fn from_postgres(error: tokio_postgres::Error, op: &'static str) -> Error {
-    let (kind, remedy) = classify(&error);
-    let wrapped = Error::new(kind, op).with_source(error);
-    match remedy {
-        Some(remedy) => wrapped.with_remedy(remedy),
-        None => wrapped,
-    }
-}
-
-fn classify(error: &tokio_postgres::Error) -> (Kind, Option<&'static str>) {
-    let Some(code) = error.code() else {
-        // tokio-postgres keeps its own kinds private; these two texts are the only sign of them.
-        return match error.to_string() {
-            text if text.starts_with("error performing TLS handshake") => {
-                let hint = "check database.sslmode and database.ca_file against the server's certificate";
-                (Kind::DatabaseRefused, Some(hint))
-            }
-            text if text.starts_with("invalid configuration") => (
-                Kind::DatabaseRefused,
-                Some("put the user's password into database.url or database.url_file"),
-            ),
-            _ => (Kind::DatabaseDown, None),
-        };
-    };
-    match *code {
-        SqlState::INVALID_PASSWORD => (Kind::DatabaseRefused, Some("correct the password in database.url")),
-        SqlState::INVALID_AUTHORIZATION_SPECIFICATION => {
-            (Kind::DatabaseRefused, Some("correct the user in database.url, or allow it in pg_hba.conf"))
-        }
-        SqlState::INVALID_CATALOG_NAME => {
-            (Kind::DatabaseRefused, Some("create the database, or correct its name in database.url"))
-        }
-        SqlState::INSUFFICIENT_PRIVILEGE => (
-            Kind::DatabaseRefused,
-            Some("let `postrider migrate --role NAME` grant what the relay's role needs"),
-        ),
-        SqlState::READ_ONLY_SQL_TRANSACTION => (Kind::DatabaseReadonly, None),
-        SqlState::LOCK_NOT_AVAILABLE => (Kind::TableLocked, None),
-        SqlState::UNDEFINED_TABLE | SqlState::UNDEFINED_COLUMN | SqlState::DATATYPE_MISMATCH => {
-            (Kind::SchemaChanged, Some("run `postrider check`"))
-        }
-        // Classes 08 (connection), 53 (resources), 57 (operator intervention) and 58 (system) pass with time.
-        ref other if matches!(&other.code()[..2], "08" | "53" | "57" | "58") => (Kind::DatabaseDown, None),
-        _ => (Kind::Internal, None),
-    }
-}
-
 async fn dial(
     settings: &DatabaseSettings,
     url: &str,
@@ -227,7 +186,7 @@ where
 {
     match tokio::time::timeout(CONNECT_TIMEOUT, attempt).await {
         Ok(Ok(pair)) => Ok(pair),
-        Ok(Err(error)) => Err(from_postgres(error, op)),
+        Ok(Err(error)) => Err(sqlstate::while_connecting(error, op)),
         Err(elapsed) => Err(Error::new(Kind::DatabaseDown, op).with_source(elapsed)),
     }
 }

@@ -16,12 +16,12 @@ use crate::{
 const OP: &str = "check the replication slot";
 
 /// What a lost slot needs.
-pub(super) const LOST: &str = "rows may wait that the slot no longer shows: run `postrider recover`, which makes it anew and \
-                               delivers every unprocessed row, or set source.wal.on_lost_slot = \"recover\"";
+pub(super) const LOST: &str = "rows may wait that the slot no longer shows: set source.wal.on_lost_slot = \"recover\" and start \
+                               the relay; it makes the slot anew and delivers every unprocessed row";
 
 /// What a missing publication needs.
 pub(super) const NO_PUBLICATION: &str = "run `postrider migrate`, which creates the publication; where it was dropped while the \
-                                         slot was there, run `postrider recover` after that";
+                                         slot was there, drop the slot too and set source.wal.on_lost_slot = \"recover\"";
 
 /// A slot that may be streamed from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

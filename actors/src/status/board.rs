@@ -143,7 +143,7 @@ impl Reason {
             Kind::BrokerDown => Some(Reason::BrokerDown),
             Kind::BrokerRefused => Some(Reason::BrokerRefused),
             Kind::ExchangeMissing => Some(Reason::ExchangeMissing),
-            Kind::Protocol | Kind::Stopped | Kind::Internal => None,
+            Kind::Protocol | Kind::Stopped | Kind::Stuck | Kind::Internal => None,
         }
     }
 }

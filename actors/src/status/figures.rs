@@ -2,8 +2,42 @@
 
 use std::sync::{
     Arc,
+    Mutex, PoisonError,
     atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed},
 };
+
+use tokio::sync::Semaphore;
+
+use crate::{
+    credit::{Cost, Credits},
+    metrics::Stage,
+};
+
+/// How full each stage's mailbox is, read from the slots its senders share.
+#[derive(Debug, Default)]
+pub struct Mailboxes {
+    capacity: usize,
+    slots: Option<[Arc<Semaphore>; 3]>,
+}
+
+impl Mailboxes {
+    /// Mailboxes of `capacity` batches each, in front of the decoder, the publisher and the acker.
+    pub fn new(capacity: usize, decode: Arc<Semaphore>, publish: Arc<Semaphore>, ack: Arc<Semaphore>) -> Self {
+        Self { capacity, slots: Some([decode, publish, ack]) }
+    }
+
+    /// Batches waiting in front of `stage`; a source has no mailbox.
+    pub fn depth(&self, stage: Stage) -> usize {
+        let index = match stage {
+            Stage::Source => return 0,
+            Stage::Decode => 0,
+            Stage::Publish => 1,
+            Stage::Ack => 2,
+        };
+        let free = self.slots.as_ref().map_or(self.capacity, |slots| slots[index].available_permits());
+        self.capacity.saturating_sub(free)
+    }
+}
 
 /// Figures of one process, shared by all stages of all generations.
 #[derive(Debug, Default)]
@@ -34,12 +68,43 @@ pub struct Figures {
     pub clock_offset: AtomicI64,
     /// How often the pipeline was built.
     pub generation: AtomicU64,
+    /// The mailboxes of the running generation.
+    mailboxes: Mutex<Mailboxes>,
+    /// The credits and the exposure of the running generation.
+    budgets: Mutex<Option<(Credits, Credits)>>,
 }
 
 impl Figures {
     /// Figures at zero.
     pub fn new() -> Arc<Self> {
         Arc::default()
+    }
+
+    /// Batches waiting in front of `stage`.
+    pub fn mailbox_depth(&self, stage: Stage) -> usize {
+        self.mailboxes.lock().unwrap_or_else(PoisonError::into_inner).depth(stage)
+    }
+
+    /// Says which mailboxes are the running generation's.
+    pub fn set_mailboxes(&self, mailboxes: Mailboxes) {
+        *self.mailboxes.lock().unwrap_or_else(PoisonError::into_inner) = mailboxes;
+    }
+
+    /// Says which budgets are the running generation's.
+    pub fn set_budgets(&self, credits: Credits, exposure: Credits) {
+        *self.budgets.lock().unwrap_or_else(PoisonError::into_inner) = Some((credits, exposure));
+    }
+
+    /// Credits held now.
+    pub fn credits_in_use(&self) -> Cost {
+        let budgets = self.budgets.lock().unwrap_or_else(PoisonError::into_inner);
+        budgets.as_ref().map(|(credits, _)| credits.in_use()).unwrap_or_default()
+    }
+
+    /// Messages sent and not durably recorded yet.
+    pub fn exposed(&self) -> u32 {
+        let budgets = self.budgets.lock().unwrap_or_else(PoisonError::into_inner);
+        budgets.as_ref().map(|(_, exposure)| exposure.in_use().messages).unwrap_or_default()
     }
 
     /// Now, by the database's clock, in microseconds since 1970.

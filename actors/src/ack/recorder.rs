@@ -1,0 +1,265 @@
+//! Recording the stream: rows are marked and progress is written in one transaction, and then the slot may advance.
+//!
+//! What comes in is verdicts in any order; the [`Ledger`] says how far they are contiguous. With `ack.rows = keep`
+//! there is nothing to mark: a verdict is known at once, its credit goes back at once, and progress is written every
+//! `ack.interval_ms` while it moves.
+
+use std::{
+    collections::HashSet,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::{Duration, Instant},
+};
+
+use deadpool_postgres::Object;
+
+use crate::{
+    ack::stream::{self, StreamRecorded},
+    credit::{Cost, Credit},
+    database::{outbox::Outbox, pool, progress::Progress},
+    envelope::{Settled, Settlement, Verdict},
+    error::{Error, Kind, Result},
+    ledger::{Ledger, Mark, Watermark},
+    metrics::MessageMetrics,
+    pipeline::shared::Shared,
+    position::StreamIdentity,
+    settings::RowPolicy,
+    status::Reason,
+};
+
+/// How long one recording may take before the connection counts as dead. Above `lock_timeout` and any healthy commit;
+/// a synchronous standby that is away holds the commit itself, and then this makes us ask again on a new connection.
+const RECORD_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Pause before a recording that met a lock or a deadlock is tried again, and between looks at a row that is not
+/// visible yet.
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// Records what became of streamed rows.
+pub struct StreamRecorder {
+    shared: Shared,
+    outbox: Arc<Outbox>,
+    identity: StreamIdentity,
+    ledger: Ledger,
+    /// Exposure of rows beyond the contiguous prefix, and of kept rows whose progress is not written yet.
+    exposure: Credit,
+    /// The watermark that is durable.
+    written: Watermark,
+    last_write: Instant,
+    connection: Option<Object>,
+    metrics: MessageMetrics,
+}
+
+impl StreamRecorder {
+    /// A recorder of the stream `identity`, of which everything up to `resume` is recorded already.
+    pub fn new(shared: Shared, outbox: Arc<Outbox>, identity: StreamIdentity, resume: Watermark) -> Self {
+        let exposure = shared.exposure.nothing();
+        Self {
+            shared,
+            outbox,
+            identity,
+            ledger: Ledger::behind(resume),
+            exposure,
+            written: resume,
+            last_write: Instant::now(),
+            connection: None,
+            metrics: MessageMetrics::new(),
+        }
+    }
+
+    /// Whether something is known that is not written yet and should be, though nothing new arrives.
+    pub fn owes_progress(&self) -> bool {
+        self.ledger.watermark() != self.written || self.exposure.cost().messages > self.out_of_order()
+    }
+
+    /// Records `news` and returns when all of it is durable (kept rows: when it is written, or not due yet).
+    ///
+    /// # Errors
+    /// When the database is gone or refuses. The generation ends then; nothing was acknowledged that is not recorded.
+    pub async fn record(&mut self, news: Vec<Settled>) -> Result<()> {
+        let mut settlements = Vec::new();
+        let mut credit: Option<Credit> = None;
+        for settled in news {
+            for passed in &settled.passed {
+                self.ledger.settle(passed.number, passed.mark);
+            }
+            settlements.extend(settled.settlements);
+            match credit.as_mut() {
+                Some(credit) => credit.merge(settled.credit),
+                None => credit = Some(settled.credit),
+            }
+            self.exposure.merge(settled.exposure);
+        }
+        settlements.retain(|settlement| settlement.verdict != Verdict::Abandoned);
+        for Settlement { envelope, .. } in &settlements {
+            let place = envelope.place.ok_or_else(|| Error::new(Kind::Internal, "record a streamed row without a place"))?;
+            self.ledger.settle(envelope.number, Mark::Row(place.position));
+        }
+        let recorded = settlements.len() as u64;
+        if self.shared.settings.ack.rows == RowPolicy::Keep && settlements.iter().all(delivered) {
+            drop((settlements, credit));
+            self.write_kept_progress().await?;
+        } else {
+            self.write(settlements).await?;
+            drop(credit);
+            self.acknowledge();
+        }
+        self.shared.figures.recorded.fetch_add(recorded, Relaxed);
+        Ok(())
+    }
+
+    /// Marks rows and moves progress in one transaction, as often as it takes for every mark to hit.
+    async fn write(&mut self, mut settlements: Vec<Settlement>) -> Result<()> {
+        let watermark = self.ledger.watermark();
+        if settlements.is_empty() && watermark.position == self.written.position {
+            return Ok(());
+        }
+        let progress = Progress {
+            slot: self.identity.slot.clone(),
+            system_identifier: self.identity.system_identifier.clone(),
+            timeline: self.identity.timeline,
+            position: watermark.position,
+            flush: watermark.flush,
+        };
+        loop {
+            match self.attempt(&settlements, &progress).await {
+                Ok(recorded) if recorded.complete() => break,
+                Ok(_) => self.find_unmarked(&mut settlements).await?,
+                Err(error) if error.kind() == Kind::TableLocked => {
+                    self.shared.board.raise_error(&error);
+                    self.pause().await?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        self.shared.board.clear(Reason::TableLocked);
+        self.shared.board.clear(Reason::MarkWaiting);
+        self.last_write = Instant::now();
+        Ok(())
+    }
+
+    async fn attempt(&mut self, settlements: &[Settlement], progress: &Progress) -> Result<StreamRecorded> {
+        let connection = self.connection().await?;
+        let settings = &self.shared.settings.publish;
+        let attempt = stream::record_stream(&connection, &self.outbox, settlements, Some(progress), settings);
+        match timely(attempt).await {
+            Ok(recorded) => {
+                self.connection = Some(connection);
+                Ok(recorded)
+            }
+            Err(error) => {
+                // It may hold an open transaction: closed, never pooled.
+                pool::discard(connection);
+                Err(error)
+            }
+        }
+    }
+
+    /// Why a mark hit fewer rows than expected. A row that is not there although its transaction is visible was deleted
+    /// by somebody: it counts as vanished and leaves `settlements`. One whose transaction is not visible hangs in its
+    /// COMMIT: it stays, and is waited for.
+    async fn find_unmarked(&mut self, settlements: &mut Vec<Settlement>) -> Result<()> {
+        let connection = self.connection().await?;
+        let missing = self.missing(&connection, settlements).await?;
+        let xids: HashSet<u32> = settlements.iter().filter(|s| missing.contains(&*s.envelope.row.id)).filter_map(xid).collect();
+        let mut visible = HashSet::new();
+        for xid in xids {
+            if timely(stream::visible(&connection, xid)).await? {
+                visible.insert(xid);
+            }
+        }
+        // Asked again, because a transaction may have become visible between the two questions: only a row that is
+        // missing *after* its transaction was seen is gone.
+        let missing = self.missing(&connection, settlements).await?;
+        let is_missing = |settlement: &Settlement| missing.contains(&*settlement.envelope.row.id);
+        self.connection = Some(connection);
+        let before = settlements.len();
+        settlements.retain(|settlement| {
+            !(is_missing(settlement) && xid(settlement).is_some_and(|xid| visible.contains(&xid)))
+        });
+        let vanished = (before - settlements.len()) as u64;
+        if vanished > 0 {
+            self.metrics.vanished.increment(vanished);
+            tracing::debug!(rows = vanished, "published rows were deleted before they could be marked");
+        }
+        let waiting: Vec<&Settlement> = settlements.iter().filter(|s| is_missing(s)).collect();
+        let Some(first) = waiting.first().and_then(|settlement| xid(settlement)) else { return Ok(()) };
+        self.shared.board.raise(
+            Reason::MarkWaiting,
+            format!("{} published rows are not visible yet; transaction {first} hangs in its COMMIT", waiting.len()),
+            crate::status::board::default_remedy(Reason::MarkWaiting),
+        );
+        self.pause().await
+    }
+
+    /// The ids among `settlements` that no visible row has.
+    async fn missing(&self, connection: &Object, settlements: &[Settlement]) -> Result<HashSet<Vec<u8>>> {
+        let ids: Vec<&str> =
+            settlements.iter().filter_map(|s| std::str::from_utf8(&s.envelope.row.id).ok()).collect();
+        let missing = timely(stream::missing(connection, &self.outbox, &ids)).await?;
+        Ok(missing.into_iter().map(String::into_bytes).collect())
+    }
+
+    /// Writes the progress of kept rows if it is due, waiting for its time if nothing else is to do.
+    async fn write_kept_progress(&mut self) -> Result<()> {
+        let due = self.last_write + self.shared.settings.ack.interval;
+        let left = due.saturating_duration_since(Instant::now());
+        let pressed = self.exposure.cost().messages * 2 >= self.shared.exposure.size().messages;
+        if !left.is_zero() && !pressed {
+            // A short sleep instead of a timer of its own: what arrives meanwhile waits in the mailbox, bounded.
+            tokio::time::sleep(left.min(Duration::from_millis(1))).await;
+            return Ok(());
+        }
+        self.write(Vec::new()).await?;
+        self.acknowledge();
+        Ok(())
+    }
+
+    /// Everything the ledger calls settled is durable now: say so, and give back the exposure of what is contiguous.
+    fn acknowledge(&mut self) {
+        self.written = self.ledger.watermark();
+        let flush = self.written.flush;
+        self.shared.controls.durable.send_if_modified(|durable| {
+            let moves = flush > *durable;
+            *durable = (*durable).max(flush);
+            moves
+        });
+        self.shared.figures.durable_lsn.fetch_max(flush.0, Relaxed);
+        let held = self.exposure.cost().messages;
+        let settled = held.saturating_sub(self.out_of_order());
+        drop(self.exposure.split(Cost { messages: settled, bytes: 0 }));
+    }
+
+    /// Rows recorded beyond the contiguous prefix are streamed, and so sent, again after a crash: they stay exposed.
+    fn out_of_order(&self) -> u32 {
+        u32::try_from(self.ledger.out_of_order()).unwrap_or(u32::MAX)
+    }
+
+    async fn connection(&mut self) -> Result<Object> {
+        match self.connection.take() {
+            Some(connection) if !connection.is_closed() => Ok(connection),
+            _ => pool::get(&self.shared.pool).await,
+        }
+    }
+
+    async fn pause(&self) -> Result<()> {
+        self.shared
+            .stop
+            .run_until_cancelled(tokio::time::sleep(RETRY_PAUSE))
+            .await
+            .ok_or_else(|| Error::new(Kind::Stopped, "wait to record again"))
+    }
+}
+
+fn xid(settlement: &Settlement) -> Option<u32> {
+    settlement.envelope.place.map(|place| place.xid)
+}
+
+fn delivered(settlement: &Settlement) -> bool {
+    settlement.verdict == Verdict::Delivered
+}
+
+async fn timely<T>(query: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::time::timeout(RECORD_TIMEOUT, query)
+        .await
+        .map_err(|elapsed| Error::new(Kind::DatabaseDown, "record what was delivered").with_source(elapsed))?
+}

@@ -1,0 +1,403 @@
+//! Driving one channel from its opening to its end: collect confirms, settle what is certain, send what fits.
+
+use std::{
+    future::{Future, pending, poll_fn},
+    pin::Pin,
+    task::Poll,
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use lapin::{BasicProperties, Confirmation, types::ShortString};
+
+use super::{
+    close::Ending,
+    exchanges::{Presence, look},
+    flights::{Flights, publish},
+    hub::exposure_of,
+    job::{Batch, Job},
+    lane::{Lane, Session},
+    line::Flight,
+    verdict::{Outcome, Returned},
+};
+use crate::{
+    credit::Credit,
+    envelope::{Reason, Rejection, Verdict},
+    error::Result,
+    status::Reason as StateReason,
+};
+
+/// How often what no event tells is looked at: a confirm that does not come, a probe that is due.
+const TICK: Duration = Duration::from_millis(250);
+/// How long the other messages of a channel that ends may take to say why.
+const LAST_WORDS: Duration = Duration::from_millis(100);
+
+/// What a lane does next.
+#[derive(Debug)]
+enum Plan {
+    /// Send so many.
+    Send(usize),
+    /// Wait for exposure for so many.
+    Expose(usize),
+    /// Find out whether an exchange exists, and whether it is a configured one.
+    Look(ShortString, bool),
+    /// Nothing, until something happens.
+    Wait,
+}
+
+/// Whether a message may be sent now.
+enum Admission {
+    Now,
+    Later,
+    Look,
+    Never(String),
+}
+
+type Local<T> = Pin<Box<dyn Future<Output = T>>>;
+
+/// What one publish needs.
+struct Ready {
+    tag: u64,
+    exchange: ShortString,
+    routing_key: ShortString,
+    body: Bytes,
+    properties: BasicProperties,
+}
+
+impl Lane {
+    /// Drives a channel until it ends. What is under way then is left in the line.
+    pub(super) async fn drive(&mut self, session: &Session) -> Ending {
+        let mut flights = Flights::new();
+        let mut exposure: Option<Local<Result<Credit>>> = None;
+        let mut looking: Option<Local<(ShortString, Presence)>> = None;
+        let mut tick = tokio::time::interval(TICK);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            if let Some(ending) = self.collect(&mut flights) {
+                return self.last_words(&mut flights, ending).await;
+            }
+            if !session.channel.status().connected() {
+                let ending = Ending::Outage("the channel is closed".to_owned());
+                return self.last_words(&mut flights, ending).await;
+            }
+            if exposure.is_none() && looking.is_none() {
+                match self.plan(session) {
+                    Plan::Send(count) => {
+                        let now = Instant::now();
+                        let before = self.line.under_way.borrow().outstanding();
+                        for _ in 0..count {
+                            let Some(ready) = self.next(now) else { break };
+                            let Ready { tag, exchange, routing_key, body, properties } = ready;
+                            let channel = &session.channel;
+                            let options = self.options;
+                            flights.push(publish(
+                                channel,
+                                tag,
+                                exchange,
+                                routing_key,
+                                options,
+                                body,
+                                properties,
+                            ));
+                        }
+                        self.hub.count_unconfirmed(self.line.under_way.borrow().outstanding() - before, 0);
+                        self.hub.moved.notify_one();
+                        continue;
+                    }
+                    Plan::Expose(count) => {
+                        let (budget, stop) = (self.hub.shared.exposure.clone(), self.hub.shared.stop.clone());
+                        exposure =
+                            Some(Box::pin(async move { budget.acquire(exposure_of(count), &stop).await }));
+                    }
+                    Plan::Look(exchange, configured) => {
+                        let declare = configured && self.hub.shared.settings.publish.declare;
+                        looking = Some(Box::pin(look(session.link.clone(), exchange, declare)));
+                    }
+                    Plan::Wait => {}
+                }
+            }
+            tokio::select! {
+                biased;
+                () = flights.ready() => give_way().await,
+                credit = some(&mut exposure) => {
+                    exposure = None;
+                    self.keep(credit);
+                }
+                (exchange, presence) = some(&mut looking) => {
+                    looking = None;
+                    self.note(exchange, &presence);
+                }
+                () = self.line.wake.notified() => {}
+                _ = tick.tick() => {
+                    if let Some(ending) = self.overdue(session) {
+                        return ending;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Collects everything that is ready and settles what is certain. An error ends the channel.
+    fn collect<F>(&mut self, flights: &mut Flights<F>) -> Option<Ending>
+    where
+        F: Future<Output = (u64, lapin::Result<Confirmation>)>,
+    {
+        let mut ending: Option<Ending> = None;
+        let mut confirmed = 0;
+        let mut under_way = self.line.under_way.borrow_mut();
+        flights.drain(|(tag, result)| match result {
+            Ok(confirmation) => {
+                confirmed += 1;
+                let acked = !confirmation.is_nack();
+                under_way.completed(tag, acked, confirmation.take_message().map(returned));
+            }
+            Err(error) => {
+                let said = Ending::of(&error);
+                if ending.as_ref().is_none_or(|known| said.says_more_than(known)) {
+                    ending = Some(said);
+                }
+            }
+        });
+        if confirmed > 0 {
+            let at = self.hub.moment();
+            let (hub, line) = (&self.hub, &self.line);
+            let (mut settled, mut delivered) = (false, false);
+            under_way.settle(|flight, outcome| {
+                settled = true;
+                let Some(job) = flight.job else { return };
+                let exposure = line.share(&job);
+                delivered |= outcome == Outcome::Delivered;
+                hub.settle(job, verdict(outcome), Some(flight.sent), exposure, at);
+            });
+            drop(under_way);
+            self.hub.count_unconfirmed(0, confirmed);
+            self.moved = at.now;
+            self.settled |= settled;
+            if delivered && std::mem::take(&mut self.forbidden) {
+                self.hub.shared.board.clear(StateReason::BrokerRefused);
+            }
+            self.hub.news.ring();
+            if self.hub.alone() {
+                self.hub.wake();
+            }
+        }
+        ending
+    }
+
+    /// The first error of a channel that ends may be only a consequence: waits a moment for the broker's words.
+    async fn last_words<F>(&mut self, flights: &mut Flights<F>, mut ending: Ending) -> Ending
+    where
+        F: Future<Output = (u64, lapin::Result<Confirmation>)>,
+    {
+        let until = tokio::time::Instant::now() + LAST_WORDS;
+        while matches!(ending, Ending::Outage(_)) && self.line.under_way.borrow().outstanding() > 0 {
+            if tokio::time::timeout_at(until, flights.ready()).await.is_err() {
+                break;
+            }
+            if let Some(said) = self.collect(flights)
+                && said.says_more_than(&ending)
+            {
+                ending = said;
+            }
+        }
+        ending
+    }
+
+    fn plan(&mut self, session: &Session) -> Plan {
+        let now = Instant::now();
+        let blocked = session.link.blocked();
+        self.line.stall(blocked || self.lacking.is_some(), now);
+        if blocked {
+            return Plan::Wait;
+        }
+        if let Some(fixed) = self.fixed.clone() {
+            match self.exchanges.presence(&fixed, now) {
+                Presence::There => {}
+                Presence::Missing(_) => return Plan::Wait,
+                Presence::Unknown => return Plan::Look(fixed, true),
+            }
+        }
+        loop {
+            let head = self.line.look(|waiting| waiting.front().map(|job| self.admit(job, now)));
+            match head {
+                None => {
+                    self.spare = None;
+                    if let Some(exchange) = self.lacking.take() {
+                        self.hub.exchange_found(exchange.as_str());
+                    }
+                    return Plan::Wait;
+                }
+                Some(Admission::Later) => return Plan::Wait,
+                Some(Admission::Look) => {
+                    let head = self.line.look(|waiting| {
+                        waiting.front().map(|job| (job.message.exchange.clone(), !job.message.own_exchange))
+                    });
+                    return head
+                        .map_or(Plan::Wait, |(exchange, configured)| Plan::Look(exchange, configured));
+                }
+                Some(Admission::Never(words)) => self.reject_head(words),
+                Some(Admission::Now) => break,
+            }
+        }
+        if let Some(exchange) = self.lacking.take() {
+            // What needed it left with its claim; it is looked for again when something needs it again.
+            self.hub.exchange_found(exchange.as_str());
+            self.line.stall(false, now);
+        }
+        let one_by_one = self.hub.alone() || self.hub.holds();
+        let count = if one_by_one { 1 } else { self.group.min(self.line.waiting()) };
+        let room = if one_by_one {
+            usize::from(self.hub.unconfirmed() == 0)
+        } else {
+            self.window.saturating_sub(self.line.under_way.borrow().outstanding())
+        };
+        if count > room {
+            return Plan::Wait;
+        }
+        let needed = self.line.look(|waiting| waiting.iter().take(count).filter(|job| !job.exposed).count());
+        let spare = self.spare.as_ref().map_or(0, |spare| spare.cost().messages as usize);
+        if needed > spare {
+            let Some(credit) = self.hub.shared.exposure.try_acquire(exposure_of(needed - spare)) else {
+                return Plan::Expose(needed - spare);
+            };
+            self.keep(Ok(credit));
+        }
+        if self.hub.holds() && !self.hub.probe(now) {
+            return Plan::Wait;
+        }
+        Plan::Send(count)
+    }
+
+    fn admit(&self, job: &Job, now: Instant) -> Admission {
+        if self.line.under_way.borrow().contains(&job.message.envelope.row.id) {
+            return Admission::Later;
+        }
+        match self.exchanges.presence(&job.message.exchange, now) {
+            Presence::There => Admission::Now,
+            Presence::Unknown => Admission::Look,
+            Presence::Missing(words) if job.message.own_exchange => Admission::Never(words),
+            Presence::Missing(_) => Admission::Later,
+        }
+    }
+
+    /// Takes the next message off the line if it may be sent now.
+    fn next(&mut self, now: Instant) -> Option<Ready> {
+        let admitted = self.line.look(|waiting| {
+            waiting.front().is_some_and(|job| matches!(self.admit(job, now), Admission::Now))
+        });
+        if !admitted {
+            return None;
+        }
+        let mut job = self.line.pop()?;
+        if !job.exposed {
+            self.line.expose(self.spare.as_mut()?.split(exposure_of(1)));
+            job.exposed = true;
+        }
+        if let Batch::Claim(ticket) = &*job.batch {
+            ticket.touch(now);
+        }
+        let message = &job.message;
+        let id = message.envelope.row.id.clone();
+        let (exchange, routing_key) = (message.exchange.clone(), message.routing_key.clone());
+        let (body, properties) = (message.envelope.row.content.clone(), message.properties.clone());
+        let mut under_way = self.line.under_way.borrow_mut();
+        if under_way.outstanding() == 0 {
+            self.moved = now;
+        }
+        let tag = under_way.sent(id, Flight { job: Some(job), sent: now, alone: self.hub.alone() });
+        Some(Ready { tag, exchange, routing_key, body, properties })
+    }
+
+    /// The first message that waits names an exchange of its own that does not exist.
+    fn reject_head(&mut self, detail: String) {
+        let Some(job) = self.line.pop() else { return };
+        let exposure = self.line.share(&job);
+        let verdict = Verdict::Rejected(Rejection { reason: Reason::ExchangeMissing, detail });
+        self.hub.settle(job, verdict, None, exposure, self.hub.moment());
+        self.hub.news.ring();
+        self.settled = true;
+    }
+
+    fn keep(&mut self, credit: Result<Credit>) {
+        // An error says that the generation ends; so will this task.
+        let Ok(credit) = credit else { return };
+        match &mut self.spare {
+            Some(spare) => spare.merge(credit),
+            None => self.spare = Some(credit),
+        }
+    }
+
+    fn note(&mut self, exchange: ShortString, presence: &Presence) {
+        let now = Instant::now();
+        self.exchanges.note(exchange.clone(), presence, now);
+        let configured = self.fixed.as_ref() == Some(&exchange)
+            || self.line.look(|waiting| {
+                waiting
+                    .front()
+                    .is_some_and(|job| job.message.exchange == exchange && !job.message.own_exchange)
+            });
+        match presence {
+            Presence::Missing(words) if configured => {
+                self.hub.exchange_missing(exchange.as_str(), words);
+                self.lacking = Some(exchange);
+                self.line.stall(true, now);
+            }
+            Presence::There if self.lacking.as_ref() == Some(&exchange) => {
+                self.hub.exchange_found(exchange.as_str());
+                self.lacking = None;
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether confirms have failed to come for too long. While the broker is blocked none can.
+    fn overdue(&mut self, session: &Session) -> Option<Ending> {
+        if session.link.blocked() {
+            self.moved = Instant::now();
+        }
+        let limit = self.hub.shared.settings.publish.confirm_timeout;
+        let waiting = self.line.under_way.borrow().outstanding() > 0;
+        (waiting && self.moved.elapsed() > limit)
+            .then(|| Ending::Outage(format!("no confirm within {} ms", limit.as_millis())))
+    }
+}
+
+fn returned(message: lapin::message::BasicReturnMessage) -> Returned {
+    let id = message.delivery.properties.message_id().as_ref();
+    Returned {
+        id: id.map(|id| Bytes::copy_from_slice(id.as_str().as_bytes())).unwrap_or_default(),
+        words: format!("{} {}", message.reply_code, message.reply_text),
+    }
+}
+
+fn verdict(outcome: Outcome) -> Verdict {
+    match outcome {
+        Outcome::Delivered => Verdict::Delivered,
+        Outcome::Returned(detail) => Verdict::Rejected(Rejection { reason: Reason::Unroutable, detail }),
+        Outcome::Nacked => Verdict::Rejected(Rejection {
+            reason: Reason::Nacked,
+            detail: "negatively acknowledged: a queue did not take it".to_owned(),
+        }),
+    }
+}
+
+/// The future's output; never, if there is none.
+async fn some<T>(future: &mut Option<Local<T>>) -> T {
+    match future {
+        Some(future) => future.await,
+        None => pending().await,
+    }
+}
+
+/// Lets the arbiter's other tasks run, without a trip through its reactor.
+async fn give_way() {
+    let mut gave = false;
+    poll_fn(|cx| {
+        if std::mem::replace(&mut gave, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}

@@ -1,0 +1,63 @@
+//! What a loop does about an error of the database: outages are waited out in place, everything else ends the stage.
+
+use std::time::Duration;
+
+use crate::{
+    error::{Error, Kind, Result},
+    pipeline::shared::Shared,
+    status::Reason,
+};
+
+/// First pause after an outage: most are a restart, over in a second or two.
+const FIRST: Duration = Duration::from_millis(100);
+/// Longest pause: a database that comes back is noticed within this.
+const LONGEST: Duration = Duration::from_secs(5);
+
+/// What an answer of the database disproves, whoever said it.
+const DISPROVED: [Reason; 2] = [Reason::DatabaseDown, Reason::DatabaseReadonly];
+
+/// One loop's troubles.
+#[derive(Debug)]
+pub(super) struct Trouble {
+    pause: Duration,
+    /// Whether this loop may have said that the table is locked, or one before it whose generation ended meanwhile. Another
+    /// loop's answer disproves nothing: it may be about another table.
+    locked: bool,
+}
+
+impl Trouble {
+    pub(super) fn new() -> Self {
+        Self { pause: FIRST, locked: true }
+    }
+
+    /// The database answered.
+    pub(super) fn over(&mut self, shared: &Shared) {
+        self.pause = FIRST;
+        if std::mem::take(&mut self.locked) {
+            shared.board.clear(Reason::TableLocked);
+        }
+        for reason in DISPROVED {
+            if shared.board.holds(reason) {
+                shared.board.clear(reason);
+            }
+        }
+    }
+
+    /// Puts an outage on the board and waits a while.
+    ///
+    /// # Errors
+    /// `error` itself if waiting cannot help, and [`Kind::Stopped`] if the wait is.
+    pub(super) async fn endure(&mut self, error: Error, shared: &Shared) -> Result<()> {
+        match error.kind() {
+            Kind::DatabaseDown | Kind::DatabaseRefused | Kind::DatabaseReadonly | Kind::TableLocked => {}
+            _ => return Err(error),
+        }
+        tracing::debug!(error = %error.chain(), "cannot claim");
+        shared.board.raise_error(&error);
+        self.locked |= error.kind() == Kind::TableLocked;
+        let pause = self.pause.mul_f64(0.5 + fastrand::f64());
+        self.pause = (self.pause * 2).min(LONGEST);
+        let slept = shared.stop.run_until_cancelled(tokio::time::sleep(pause)).await;
+        slept.ok_or_else(|| Error::new(Kind::Stopped, "wait for the database"))
+    }
+}

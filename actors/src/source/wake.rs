@@ -1,0 +1,36 @@
+//! Waking workers by `NOTIFY`: sooner than the next poll, which stays the safety net.
+
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use crate::{database::listen, error::Result, pipeline::shared::Shared};
+
+/// The channel that applications notify.
+pub(super) const CHANNEL: &str = "postrider";
+
+const FIRST: Duration = Duration::from_millis(200);
+const LONGEST: Duration = Duration::from_secs(10);
+
+/// Listens on one connection of its own, through `direct_url`, and wakes one worker for each change; a worker that finds
+/// more than it can take wakes the next. Ends only with the generation: without notifications, polling goes on.
+pub(super) async fn listen_and_wake(shared: &Shared, wake: &Notify) -> Result<()> {
+    let mut pause = FIRST;
+    while !shared.stop.is_cancelled() {
+        match listen(&shared.settings.database, "postrider listen", CHANNEL).await {
+            Ok(mut listener) => {
+                pause = FIRST;
+                // What was notified before we listened was not heard.
+                wake.notify_one();
+                while let Some(Ok(())) = shared.stop.run_until_cancelled(listener.arrivals.changed()).await {
+                    wake.notify_one();
+                }
+            }
+            Err(error) => tracing::debug!(error = %error.chain(), "cannot listen, polling instead"),
+        }
+        let rest = pause.mul_f64(0.5 + fastrand::f64());
+        pause = (pause * 2).min(LONGEST);
+        let _ = shared.stop.run_until_cancelled(tokio::time::sleep(rest)).await;
+    }
+    Ok(())
+}
