@@ -66,24 +66,53 @@ impl<B: Send + 'static> Outlet<B> {
     /// [`Kind::Stopped`] when `stop` is cancelled first or the next stage is gone. The batch is dropped then, which
     /// abandons its messages and gives their credits back.
     pub async fn hand_over(&self, batch: B, stop: &CancellationToken) -> Result<()> {
-        let stopped = || Error::new(Kind::Stopped, "hand a batch to the next stage");
+        self.reserve(stop).await?.hand_over(batch)
+    }
+
+    /// Waits for a slot and holds it, for a batch that may still grow meanwhile. Cancel safe.
+    ///
+    /// # Errors
+    /// [`Kind::Stopped`] when `stop` is cancelled first.
+    pub async fn reserve(&self, stop: &CancellationToken) -> Result<Slot<'_, B>> {
         let slots = Arc::clone(&self.slots);
-        let slot = match Arc::clone(&slots).try_acquire_owned() {
-            Ok(slot) => slot,
+        let permit = match Arc::clone(&slots).try_acquire_owned() {
+            Ok(permit) => permit,
             Err(_) => {
                 let waiting = self.metrics.backpressure();
-                let slot = stop.run_until_cancelled(slots.acquire_owned()).await;
+                let permit = stop.run_until_cancelled(slots.acquire_owned()).await;
                 drop(waiting);
-                slot.ok_or_else(stopped)?.map_err(|_| stopped())?
+                permit.ok_or_else(stopped)?.map_err(|_| stopped())?
             }
         };
-        self.offer(Delivery { batch, slot, arrived: Instant::now() }).map_err(|()| stopped())
+        Ok(Slot { outlet: self, permit })
     }
 
     #[allow(clippy::disallowed_methods, reason = "the one place: a slot of the mailbox is held")]
     fn offer(&self, delivery: Delivery<B>) -> Result<(), ()> {
         self.to.try_send(delivery).map_err(|_| ())
     }
+}
+
+/// A slot of the next stage's mailbox, held for a batch.
+#[derive(Debug)]
+pub struct Slot<'a, B: Send + 'static> {
+    outlet: &'a Outlet<B>,
+    permit: OwnedSemaphorePermit,
+}
+
+impl<B: Send + 'static> Slot<'_, B> {
+    /// Hands `batch` over, without waiting.
+    ///
+    /// # Errors
+    /// [`Kind::Stopped`] when the next stage is gone. The batch is dropped then.
+    pub fn hand_over(self, batch: B) -> Result<()> {
+        let delivery = Delivery { batch, slot: self.permit, arrived: Instant::now() };
+        self.outlet.offer(delivery).map_err(|()| stopped())
+    }
+}
+
+fn stopped() -> Error {
+    Error::new(Kind::Stopped, "hand a batch to the next stage")
 }
 
 /// The receiving end of a stage: what its handler puts in, its loop takes out.

@@ -2,7 +2,8 @@
 //!
 //! The [`Decoder`] promises that every row that comes in goes out as exactly one message or one refusal, in the same
 //! order, and that what needs no publishing (ends of transactions, keepalives, rows recorded before) has its number in
-//! the ledger. Batches keep their shape: a claim stays whole, and of the stream nothing is held back to fill one.
+//! the ledger. A claim stays one batch. Of the stream nothing is held back to fill one, but what waits already goes on
+//! together: a batch costs the stages behind two wake-ups, however small it is.
 
 pub mod headers;
 pub mod message;
@@ -94,6 +95,9 @@ impl Handler<Delivery<RawBatch>> for Decoder {
     }
 }
 
+/// Rows of a batch of the stream, at most.
+const MOST_ROWS: u32 = 256;
+
 struct Loop {
     shared: Shared,
     composer: Composer,
@@ -105,7 +109,15 @@ struct Loop {
 }
 
 impl Loop {
-    async fn run(mut self, mut inbox: Inbox<RawBatch>) -> Result<()> {
+    async fn run(self, inbox: Inbox<RawBatch>) -> Result<()> {
+        let stop = self.shared.stop.clone();
+        match self.decode_all(inbox).await {
+            Err(error) if error.kind() == Kind::Stopped && stop.is_cancelled() => Ok(()),
+            result => result,
+        }
+    }
+
+    async fn decode_all(mut self, mut inbox: Inbox<RawBatch>) -> Result<()> {
         let stop = self.shared.stop.clone();
         let mut durable = self.shared.controls.durable.subscribe();
         loop {
@@ -113,8 +125,11 @@ impl Loop {
                 biased;
                 () = stop.cancelled() => return Ok(()),
                 next = inbox.recv() => {
-                    let Some((batch, arrived)) = next else { return Ok(()) };
-                    self.decode(batch, arrived).await?;
+                    let Some(next) = next else { return Ok(()) };
+                    let mut next = Some(next);
+                    while let Some((batch, arrived)) = next {
+                        next = self.decode(batch, arrived, &mut inbox).await?;
+                    }
                 }
                 Ok(()) = durable.changed(), if self.stream.holds_an_end() => {
                     let now = *durable.borrow_and_update();
@@ -127,26 +142,43 @@ impl Loop {
         }
     }
 
-    async fn decode(&mut self, batch: RawBatch, arrived: Instant) -> Result<()> {
-        let RawBatch { origin, raw, mut credit } = batch;
-        let decoded = match raw {
-            Raw::Rows(rows) => self.claimed(origin, rows, credit),
+    /// Decodes `batch`, and of a stream what fits with it and waits in `inbox` already. Returns what does not fit.
+    async fn decode(
+        &mut self,
+        batch: RawBatch,
+        arrived: Instant,
+        inbox: &mut Inbox<RawBatch>,
+    ) -> Result<Option<(RawBatch, Instant)>> {
+        let RawBatch { origin, raw, credit } = batch;
+        let (mut decoded, mut rows) = match raw {
+            Raw::Rows(rows) => {
+                let decoded = self.claimed(origin, rows, credit);
+                return self.hand_over(decoded, arrived).await.map(|()| None);
+            }
             Raw::Stream(events) => {
-                let Numbered { rows, passed, .. } = self.streamed(events, &mut credit).await?;
-                let mut decoded = empty(credit, passed);
-                decoded.messages.reserve_exact(rows.len());
-                for row in rows {
-                    match row.null {
-                        Some(column) => {
-                            refuse(&mut decoded, row.envelope, format!("column {column} is null"))
-                        }
-                        None => self.compose(&mut decoded, row.envelope),
-                    }
-                }
-                decoded
+                let rows = credit.cost().messages;
+                let mut decoded = empty(credit, Vec::new());
+                self.streamed(events, &mut decoded).await?;
+                (decoded, rows)
             }
         };
-        self.hand_over(decoded, arrived).await
+        let mut rest = None;
+        while let Some((next, next_arrived)) = inbox.try_recv() {
+            rows += next.credit.cost().messages;
+            match next.raw {
+                Raw::Stream(events) if rows <= MOST_ROWS => {
+                    decoded.credit.merge(next.credit);
+                    self.streamed(events, &mut decoded).await?;
+                    self.metrics.leave(next_arrived);
+                }
+                raw => {
+                    rest = Some((RawBatch { raw, ..next }, next_arrived));
+                    break;
+                }
+            }
+        }
+        self.hand_over(decoded, arrived).await?;
+        Ok(rest)
     }
 
     async fn hand_over(&self, decoded: MessageBatch, arrived: Instant) -> Result<()> {
@@ -171,17 +203,26 @@ impl Loop {
         decoded
     }
 
-    /// Reads and numbers a batch of the stream; what was paid for rows that are not published is given back.
-    async fn streamed(&mut self, events: Vec<StreamEvent>, credit: &mut Credit) -> Result<Numbered> {
+    /// Reads and numbers events of the stream into `decoded`, which pays for them; what was paid for rows that are not
+    /// published is given back.
+    async fn streamed(&mut self, events: Vec<StreamEvent>, decoded: &mut MessageBatch) -> Result<()> {
         let (mut elements, unused) = self.stream.read(events, &self.shared.credits)?;
-        drop(credit.split(unused));
+        drop(decoded.credit.split(unused));
         if self.overlap.is_some() {
             self.ask_for_recorded(&mut elements).await?;
         }
         let durable = *self.shared.controls.durable.borrow();
-        let numbered = self.stream.number(elements, durable);
-        drop(credit.split(numbered.unused));
-        Ok(numbered)
+        let Numbered { rows, passed, unused } = self.stream.number(elements, durable);
+        drop(decoded.credit.split(unused));
+        decoded.passed.extend(passed);
+        decoded.messages.reserve(rows.len());
+        for row in rows {
+            match row.null {
+                Some(column) => refuse(decoded, row.envelope, format!("column {column} is null")),
+                None => self.compose(decoded, row.envelope),
+            }
+        }
+        Ok(())
     }
 
     /// While the stream repeats what was swept: finds out which rows were recorded by that.

@@ -4,14 +4,14 @@
 //! only the rows themselves can tell. A row that nobody can see *yet* (its commit waits for a synchronous standby) was
 //! not swept: an absent row counts as recorded and deleted only if its transaction is visible in the same snapshot.
 
-use deadpool_postgres::{Pool, PoolError};
+use deadpool_postgres::Pool;
 use std::collections::HashSet;
 use tokio_postgres::types::Type;
 
 use super::stream::Candidate;
 use crate::{
-    database::{from_postgres, quote_identifier},
-    error::{Error, Kind, Result},
+    database::{from_postgres, pool, quote_identifier},
+    error::Result,
     settings::{OutboxSettings, RowPolicy},
 };
 
@@ -22,7 +22,7 @@ const OP: &str = "ask which streamed rows were recorded before";
 /// # Errors
 /// When the database cannot be asked.
 pub async fn mark(
-    pool: &Pool,
+    connections: &Pool,
     outbox: &OutboxSettings,
     policy: RowPolicy,
     id_type: &str,
@@ -40,10 +40,7 @@ pub async fn mark(
         ids.push(id);
         xids.push(candidate.envelope.place.map_or(0, |place| i64::from(place.xid)));
     }
-    let client = pool.get().await.map_err(|error| match error {
-        PoolError::Backend(error) => from_postgres(error, OP),
-        other => Error::new(Kind::DatabaseDown, OP).with_source(other),
-    })?;
+    let client = pool::get(connections).await?;
     let statement = statement(outbox, policy, id_type);
     let rows = client
         .query_typed(&statement, &[(&ids, Type::TEXT_ARRAY), (&xids, Type::INT8_ARRAY)])

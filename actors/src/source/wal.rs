@@ -2,7 +2,7 @@
 //!
 //! The [`WalSource`] promises that every insert it hands on is paid for, that nothing is read while intake is closed or
 //! beyond a drain's target, and that feedback goes on whatever it waits for. A batch is what is there: one event is
-//! waited for, the rest is taken as long as it comes by itself.
+//! waited for, the rest is taken as long as it comes by itself, or while the decoder is busy anyway.
 
 use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -12,7 +12,7 @@ use std::{
 use actix::{Actor, ActorContext, ActorFutureExt, AsyncContext, Context, WrapFuture};
 use futures_util::{FutureExt, future::LocalBoxFuture};
 use pgwire_replication::ReplicationEvent;
-use tokio::time::Instant;
+use tokio::{sync::watch, time::Instant};
 
 use super::{
     collect::{Batch, Offered, translate},
@@ -35,6 +35,8 @@ pub use super::open::{Stream, open};
 const CLOSE: Duration = Duration::from_secs(2);
 
 const OP: &str = "read the replication stream";
+
+type Watch = watch::Receiver<Intake>;
 
 /// Reads the replication stream.
 pub struct WalSource {
@@ -95,6 +97,7 @@ impl Reader {
 
     async fn read(&mut self) -> Result<()> {
         let mut watch = self.shared.controls.intake.clone();
+        let (decoder, stop) = (Arc::clone(&self.decoder), self.shared.stop.clone());
         // An event that was read and could not be taken yet.
         let mut kept: Option<StreamEvent> = None;
         // The drain whose target was reached, so that this is said once.
@@ -115,7 +118,8 @@ impl Reader {
                     // stay where the last transaction ended, short of the target.
                     let mut batch = Batch::new(&self.shared.credits);
                     batch.reached(target);
-                    self.hand_over(batch, Instant::now()).await?;
+                    let slot = self.aside(decoder.reserve(&stop)).await??;
+                    slot.hand_over(batch.close())?;
                 }
                 self.aside(async { watch.changed().await.map_err(|_| stopped()) }).await??;
                 continue;
@@ -131,7 +135,7 @@ impl Reader {
             let mut batch = Batch::new(&self.shared.credits);
             kept = self.fill(&mut batch, first, intake).await?;
             if !batch.is_empty() {
-                self.hand_over(batch, arrived).await?;
+                kept = self.hand_over(batch, kept, arrived, &mut watch).await?;
             }
         }
     }
@@ -221,13 +225,41 @@ impl Reader {
         Ok(event)
     }
 
-    async fn hand_over(&mut self, batch: Batch, arrived: Instant) -> Result<()> {
+    /// Hands `batch` over. While the decoder is busy it grows, unless an event is `kept` that has to wait; returns that.
+    async fn hand_over(
+        &mut self,
+        mut batch: Batch,
+        mut kept: Option<StreamEvent>,
+        arrived: Instant,
+        watch: &mut Watch,
+    ) -> Result<Option<StreamEvent>> {
         let received = self.stream.client.metrics().last_wal_end().0;
         self.shared.figures.received_lsn.fetch_max(received, Relaxed);
-        let (decoder, stop) = (Arc::clone(&self.decoder), self.shared.stop.clone());
-        self.aside(async move { decoder.hand_over(batch.close(), &stop).await }).await??;
+        let (decoder, stop, credits) =
+            (Arc::clone(&self.decoder), self.shared.stop.clone(), self.shared.credits.clone());
+        let intake = *watch.borrow();
+        let reserving = decoder.reserve(&stop);
+        tokio::pin!(reserving);
+        let slot = loop {
+            if kept.is_some() || batch.is_full() {
+                break self.aside(reserving).await??;
+            }
+            tokio::select! {
+                biased;
+                slot = &mut reserving => break slot?,
+                event = self.next(watch) => match event? {
+                    // Intake may have changed: no more for this batch.
+                    None => break self.aside(reserving).await??,
+                    Some(event) => match batch.offer(event, intake, &credits) {
+                        Offered::Taken => {}
+                        Offered::Beyond(event) | Offered::Unpaid(event, _) => kept = Some(event),
+                    },
+                },
+            }
+        };
+        slot.hand_over(batch.close())?;
         self.metrics.leave(arrived.into_std());
-        Ok(())
+        Ok(kept)
     }
 
     /// Does `work` while the session is not read: feedback goes on, a stop ends it, and so does the session's end.

@@ -94,12 +94,7 @@ async fn a_slot_in_use_is_waited_for_and_free_right_after_a_stop() {
     let error = open(&database.settings, &database.wal, None).await.unwrap_err();
     assert_eq!(error.kind(), Kind::SlotInUse, "{}", error.chain());
     half.stop().await;
-    database
-        .until(
-            "the slot is free",
-            &format!("SELECT NOT active FROM pg_replication_slots WHERE slot_name = '{}'", database.wal.slot),
-        )
-        .await;
+    database.slot_is_free().await;
     Half::start(&database, Resume::default()).await.stop().await;
     database.remove().await;
 }
@@ -111,13 +106,7 @@ async fn a_slot_that_was_known_and_is_missing_is_lost_and_never_made_anew_unaske
     let known = half.identity.clone();
     half.stop().await;
     let slot = database.wal.slot.clone();
-    database
-        .until(
-            "the slot is free",
-            &format!("SELECT NOT active FROM pg_replication_slots WHERE slot_name = '{slot}'"),
-        )
-        .await;
-    database.sql(&format!("SELECT pg_drop_replication_slot('{slot}')")).await;
+    database.drop_slot().await;
     let error = open(&database.settings, &database.wal, Some(&known)).await.unwrap_err();
     assert_eq!(error.kind(), Kind::SlotLost);
     assert!(error.remedy().unwrap().contains("postrider recover"));
@@ -128,7 +117,7 @@ async fn a_slot_that_was_known_and_is_missing_is_lost_and_never_made_anew_unaske
     let stream = open(&database.settings, &database.wal, Some(&other)).await.unwrap();
     assert!(stream.created(), "another cluster's progress says nothing about this slot");
     Half::on(&database, stream, Resume::default()).stop().await;
-    database.sql(&format!("SELECT pg_drop_replication_slot('{slot}')")).await;
+    database.drop_slot().await;
     database.wal.recover_lost_slot = true;
     let stream = open(&database.settings, &database.wal, Some(&known)).await.unwrap();
     assert!(stream.created());

@@ -125,18 +125,28 @@ impl Database {
         }
     }
 
-    /// Removes the database and the slot. A test that fails leaves both for a look.
-    pub(crate) async fn remove(self) {
+    /// Waits until no session holds the slot: the server notices a moment after ours has ended.
+    pub(crate) async fn slot_is_free(&self) {
         let free = format!(
             "SELECT count(*) = 0 FROM pg_replication_slots WHERE slot_name = '{}' AND active",
             self.name
         );
         self.until("the slot is released", &free).await;
+    }
+
+    /// Drops the slot once nobody holds it.
+    pub(crate) async fn drop_slot(&self) {
+        self.slot_is_free().await;
         self.sql(&format!(
             "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = '{}'",
             self.name
         ))
         .await;
+    }
+
+    /// Removes the database and the slot. A test that fails leaves both for a look.
+    pub(crate) async fn remove(self) {
+        self.drop_slot().await;
         let drop_it = format!("DROP DATABASE {} WITH (FORCE)", self.name);
         self.admin.batch_execute(&drop_it).await.expect("the database is dropped");
     }
