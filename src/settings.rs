@@ -5,8 +5,8 @@ use std::time::Duration;
 use postrider_actors::{
     credit::Cost,
     settings::{
-        AckSettings, BrokerSettings, Columns, FirstStart, OutboxSettings, Part, PollSettings,
-        PublishSettings, RowPolicy, Settings, SourceSettings, Template, WalSettings,
+        AckSettings, BrokerSettings, CleanupSettings, Columns, FirstStart, OutboxSettings, Part,
+        PollSettings, PublishSettings, RowPolicy, Settings, SourceSettings, Template, WalSettings,
     },
 };
 
@@ -77,6 +77,11 @@ pub fn settings(config: &Config) -> Result<Settings, ConfigError> {
             messages: config.credits.messages,
             bytes: u32::try_from(config.credits.bytes).unwrap_or(u32::MAX),
         },
+        cleanup: (config.cleanup.retention_secs > 0).then(|| CleanupSettings {
+            retention: Duration::from_secs(config.cleanup.retention_secs),
+            interval: Duration::from_secs(config.cleanup.interval_secs),
+            batch_rows: config.cleanup.batch_rows,
+        }),
         shutdown_timeout: Duration::from_millis(config.shutdown.timeout_ms),
     })
 }

@@ -21,8 +21,21 @@ pub struct Settings {
     pub ack: AckSettings,
     /// The bound of everything held.
     pub credits: Cost,
+    /// What becomes of recorded rows; `None` leaves them.
+    pub cleanup: Option<CleanupSettings>,
     /// How long a stop waits for what is in flight.
     pub shutdown_timeout: Duration,
+}
+
+/// What becomes of recorded rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CleanupSettings {
+    /// Age at which they are deleted.
+    pub retention: Duration,
+    /// Pause between looks.
+    pub interval: Duration,
+    /// Rows of one transaction, at most.
+    pub batch_rows: u32,
 }
 
 /// The broker.

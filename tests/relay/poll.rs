@@ -59,3 +59,37 @@ async fn two_relays_share_the_work_and_repeat_nothing() {
     second.stop().await;
     stage.oracle.assert_no_duplicates();
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn recorded_rows_past_their_retention_are_deleted_and_waiting_ones_are_not() {
+    let stage = Stage::with("poll", |config| {
+        config
+            .set("cleanup.retention_secs", 3_600)
+            .set("cleanup.interval_secs", 1)
+            .set("cleanup.batch_rows", 10)
+            .set("publish.retry_backoff_ms", 3_600_000)
+            .set("publish.retry_backoff_max_ms", 3_600_000)
+    })
+    .await;
+    stage.vhost.unbind("all", "outbox", "#").await;
+    stage.vhost.bind("all", "outbox", "order.#").await;
+    let waits = stage.insert("nobody.takes.it", "{}").await;
+    let old = stage.commit(0, 95).await;
+    let mut relay = stage.config.start_running().await;
+    stage.oracle.wait_for_all(&old).await;
+    eventually("all are recorded", async || (stage.recorded().await == 95).then_some(())).await;
+    stage
+        .app
+        .batch_execute("UPDATE outbox_messages SET processed_on_utc = processed_on_utc - interval '2 h'")
+        .await
+        .unwrap();
+    let young = stage.commit(95, 5).await;
+    stage.oracle.wait_for_all(&young).await;
+    eventually("the old ones are gone", async || {
+        (stage.number("SELECT count(*) FROM outbox_messages").await == 6).then_some(())
+    })
+    .await;
+    let left = "SELECT count(*) FROM outbox_messages WHERE processed_on_utc IS NULL AND id = '";
+    assert_eq!(stage.number(&format!("{left}{waits}'")).await, 1, "what waits for another attempt stays");
+    relay.stop().await;
+}

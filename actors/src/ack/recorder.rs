@@ -23,7 +23,7 @@ use crate::{
     pipeline::shared::Shared,
     position::StreamIdentity,
     settings::RowPolicy,
-    status::Reason,
+    status::{Reason, board::default_remedy},
 };
 
 /// How long one recording may take before the connection counts as dead. Above `lock_timeout` and any healthy commit;
@@ -33,6 +33,9 @@ const RECORD_TIMEOUT: Duration = Duration::from_secs(30);
 /// Pause before a recording that met a lock or a deadlock is tried again, and between looks at a row that is not
 /// visible yet.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// So many marks in a row without effect are no coincidence.
+const FRUITLESS: u32 = 5;
 
 /// Records what became of streamed rows.
 pub struct StreamRecorder {
@@ -46,6 +49,8 @@ pub struct StreamRecorder {
     written: Watermark,
     last_write: Instant,
     connection: Option<Object>,
+    /// Marks in a row that hit too few rows although all were there.
+    fruitless: u32,
     metrics: MessageMetrics,
 }
 
@@ -62,6 +67,7 @@ impl StreamRecorder {
             written: resume,
             last_write: Instant::now(),
             connection: None,
+            fruitless: 0,
             metrics: MessageMetrics::new(),
         }
     }
@@ -135,6 +141,7 @@ impl StreamRecorder {
         }
         self.shared.board.clear(Reason::TableLocked);
         self.shared.board.clear(Reason::MarkWaiting);
+        self.fruitless = 0;
         self.last_write = Instant::now();
         Ok(())
     }
@@ -185,16 +192,31 @@ impl StreamRecorder {
             tracing::debug!(rows = vanished, "published rows were deleted before they could be marked");
         }
         let waiting: Vec<&Settlement> = settlements.iter().filter(|s| is_missing(s)).collect();
-        let Some(first) = waiting.first().and_then(|settlement| xid(settlement)) else { return Ok(()) };
-        self.shared.board.raise(
-            Reason::MarkWaiting,
-            format!(
-                "{} published rows are not visible yet; transaction {first} hangs in its COMMIT",
-                waiting.len()
-            ),
-            crate::status::board::default_remedy(Reason::MarkWaiting),
-        );
-        self.pause().await
+        if let Some(first) = waiting.first().and_then(|settlement| xid(settlement)) {
+            let count = waiting.len();
+            self.shared.board.raise(
+                Reason::MarkWaiting,
+                format!(
+                    "{count} published rows are not visible yet; transaction {first} hangs in its COMMIT"
+                ),
+                default_remedy(Reason::MarkWaiting),
+            );
+            return self.pause().await;
+        }
+        // All rows are there now. Once that is a transaction that became visible between the two statements; again and
+        // again it is something in the table that undoes our UPDATE.
+        if vanished == 0 {
+            self.fruitless += 1;
+            if self.fruitless >= FRUITLESS {
+                self.shared.board.raise(
+                    Reason::MarkWaiting,
+                    format!("marking rows of {} has no effect although they are there", self.outbox.name),
+                    "find the trigger, rule or row security policy that suppresses the relay's UPDATE, and end that",
+                );
+            }
+            return self.pause().await;
+        }
+        Ok(())
     }
 
     /// The ids among `settlements` that no visible row has.

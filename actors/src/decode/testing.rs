@@ -79,6 +79,7 @@ pub(crate) fn settings() -> Settings {
             interval: Duration::from_millis(10),
         },
         credits: Cost { messages: 8192, bytes: 64 << 20 },
+        cleanup: None,
         shutdown_timeout: Duration::from_secs(10),
     }
 }

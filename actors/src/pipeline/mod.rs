@@ -1,6 +1,7 @@
 //! The pipeline as a whole: what its stages share, how they end, and who builds them again.
 
 pub mod budget;
+mod cleanup;
 pub mod exit;
 pub mod generation;
 pub mod history;

@@ -19,6 +19,7 @@ use crate::{
     metrics,
     pipeline::{
         budget::{Pauses, RestartBudget},
+        cleanup,
         generation::{Arbiters, Ended, Generation},
         history,
         plane::Plane,
@@ -61,9 +62,11 @@ impl Relay {
     pub async fn run(self, shutdown: CancellationToken) -> Result<()> {
         let arbiters = Arc::new(Arbiters::start());
         let plane = tokio::spawn(Arc::clone(&self.plane).run(shutdown.clone()));
+        let cleanup =
+            tokio::spawn(cleanup::run(Arc::clone(&self.settings), self.pool.clone(), shutdown.clone()));
         let result = self.generations(&arbiters, &shutdown).await;
         shutdown.cancel();
-        let _ = plane.await;
+        let _ = tokio::join!(plane, cleanup);
         arbiters.stop();
         result
     }
@@ -108,7 +111,7 @@ impl Relay {
                     pauses.next(started.elapsed())
                 }
             };
-            let stage = stage.map_or("", metrics::Stage::as_str);
+            let stage = stage.map_or("none", metrics::Stage::as_str);
             tracing::warn!(stage, error = %cause.chain(), pause_ms = pause.as_millis() as u64, "generation ended");
             if shutdown.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {
                 return Ok(());

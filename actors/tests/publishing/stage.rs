@@ -84,6 +84,7 @@ pub fn settings(url: &str, exchange: &str) -> Settings {
         },
         ack: AckSettings { rows: RowPolicy::Keep, batch_messages: 1000, interval: Duration::from_millis(10) },
         credits: Cost { messages: 8192, bytes: 64 << 20 },
+        cleanup: None,
         shutdown_timeout: Duration::from_secs(10),
     }
 }

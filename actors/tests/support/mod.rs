@@ -203,6 +203,7 @@ pub fn settings(url: String, direct_url: String) -> Settings {
             interval: Duration::from_millis(10),
         },
         credits: Cost { messages: 8192, bytes: 64 << 20 },
+        cleanup: None,
         shutdown_timeout: Duration::from_secs(10),
     }
 }

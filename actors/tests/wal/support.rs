@@ -208,6 +208,7 @@ fn settings(url: &str, wal: &WalSettings) -> Settings {
             interval: Duration::from_millis(10),
         },
         credits: Cost { messages: 8192, bytes: 64 << 20 },
+        cleanup: None,
         shutdown_timeout: Duration::from_secs(10),
     }
 }
