@@ -55,7 +55,7 @@ impl<B: Send + 'static> std::fmt::Debug for Outlet<B> {
 impl<B: Send + 'static> Outlet<B> {
     /// An outlet of stage `from` into the mailbox behind `to`, which holds at most `slots` batches.
     ///
-    /// The slots belong to the receiver (see [`Inbox::slots`]), so that senders of several kinds share them.
+    /// The slots belong to the receiver (see [`Inbox::new`]), so that senders of several kinds share them.
     pub fn new(from: Stage, to: Recipient<Delivery<B>>, slots: Arc<Semaphore>) -> Self {
         Self { to, slots, metrics: StageMetrics::of(from) }
     }
