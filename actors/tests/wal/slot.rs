@@ -109,7 +109,7 @@ async fn a_slot_that_was_known_and_is_missing_is_lost_and_never_made_anew_unaske
     database.drop_slot().await;
     let error = open(&database.settings, &database.wal, Some(&known)).await.unwrap_err();
     assert_eq!(error.kind(), Kind::SlotLost);
-    assert!(error.remedy().unwrap().contains("postrider recover"));
+    assert!(error.remedy().unwrap().contains("on_lost_slot"));
     let gone = format!("SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{slot}'");
     assert_eq!(database.text(&gone).await, "0");
 
