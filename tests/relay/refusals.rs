@@ -187,3 +187,58 @@ async fn an_unknown_key_and_a_port_in_use_end_the_program_with_one_clear_line() 
     assert_eq!(in_use.code, Some(1), "{in_use:?}");
     assert!(in_use.stderr.contains(&address) && in_use.stderr.contains("admin.listen"), "{in_use:?}");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_slot_is_made_anew_where_configured_and_every_row_arrives() {
+    let stage = Stage::with("wal", |config| config.set("source.wal.on_lost_slot", "recover")).await;
+    let mut relay = stage.config.start_running().await;
+    let before = stage.commit(0, 10).await;
+    stage.oracle.wait_for_all(&before).await;
+    relay.stop().await;
+    let drop = "SELECT pg_drop_replication_slot($1::text::name)";
+    stage.app.query(drop, &[&stage.database.name()]).await.unwrap();
+    let missed = stage.commit(10, 100).await;
+    let mut relay = stage.config.start_running().await;
+    let after = stage.commit(110, 10).await;
+    stage.oracle.wait_for_all(&[before, missed, after].concat()).await;
+    relay.stop().await;
+    stage.oracle.assert_no_duplicates();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_invalidated_slot_halts_and_is_made_anew_where_configured() {
+    let server = PrivatePostgres::start(&["max_slot_wal_keep_size=1MB", "checkpoint_timeout=1h"]).await;
+    let stage = Stage::on("wal", server.database().await, Vhost::fresh().await, |config| config).await;
+    let mut relay = stage.config.start_running().await;
+    let before = stage.commit(0, 10).await;
+    stage.oracle.wait_for_all(&before).await;
+    relay.stop().await;
+    let missed = stage.commit(10, 100).await;
+    let lost = format!(
+        "SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{}' AND wal_status = 'lost'",
+        stage.database.name()
+    );
+    crate::support::eventually("the slot is invalidated", async || {
+        stage
+            .app
+            .batch_execute(
+                "CREATE TABLE IF NOT EXISTS filler (t text);
+                 INSERT INTO filler SELECT repeat('x', 1000) FROM generate_series(1, 20000);",
+            )
+            .await
+            .unwrap();
+        stage.app.batch_execute("SELECT pg_switch_wal()").await.unwrap();
+        stage.app.batch_execute("CHECKPOINT").await.unwrap();
+        (stage.number(&lost).await == 1).then_some(())
+    })
+    .await;
+    let halted = says(&stage.config, "slot_lost", stage.database.name()).await;
+    assert_eq!(halted.status().await["state"], "failed");
+    drop(halted);
+    let config = stage.config.clone().set("source.wal.on_lost_slot", "recover");
+    let mut relay = config.start_running().await;
+    let after = stage.commit(110, 10).await;
+    stage.oracle.wait_for_all(&[before, missed, after].concat()).await;
+    relay.stop().await;
+    stage.oracle.assert_no_duplicates();
+}

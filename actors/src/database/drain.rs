@@ -26,6 +26,20 @@ pub async fn current_lsn(client: &Client) -> Result<Lsn> {
     text.and_then(|text| text.parse().ok()).ok_or_else(|| Error::new(Kind::Protocol, OP))
 }
 
+/// The server's position as a drain's target, with a message written behind it. An idle server's position may lie a page
+/// header beyond what it ever streams; with something behind it, the stream is bound to pass it.
+///
+/// # Errors
+/// When the database cannot be asked.
+pub async fn mark(client: &Client) -> Result<Lsn> {
+    let target = current_lsn(client).await?;
+    client
+        .query_typed("SELECT pg_logical_emit_message(false, 'postrider', 'drain')", &[])
+        .await
+        .map_err(|error| from_postgres(error, "write behind a drain's target"))?;
+    Ok(target)
+}
+
 /// The snapshot of this moment, as text.
 ///
 /// # Errors

@@ -145,9 +145,7 @@ impl Plane {
             let client = pool::get(&self.pool).await?;
             let outbox = self.outbox(&client).await?;
             let drain_target = match (desired, &self.settings.source) {
-                (Desired::Drain, SourceSettings::Wal(_)) => {
-                    Some(drain::current_lsn(&client).await?.to_string())
-                }
+                (Desired::Drain, SourceSettings::Wal(_)) => Some(drain::mark(&client).await?.to_string()),
                 (Desired::Drain, SourceSettings::Poll(_)) => Some(drain::current_snapshot(&client).await?),
                 _ => None,
             };

@@ -6,7 +6,7 @@ use std::{
 };
 
 use deadpool_postgres::Pool;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -15,8 +15,8 @@ use crate::{
     credit::Credits,
     database::{outbox::Outbox, pool},
     decode::Resume,
-    error::{Disposition, Error, Result},
-    metrics,
+    error::{Disposition, Error, Kind, Result},
+    metrics::{self, Stage},
     pipeline::{
         budget::{Pauses, RestartBudget},
         cleanup,
@@ -25,7 +25,7 @@ use crate::{
         plane::Plane,
         shared::Shared,
     },
-    position::Lsn,
+    position::{Lsn, StreamIdentity},
     settings::{PollSettings, Settings, SourceSettings, WalSettings},
     source::{
         sweep,
@@ -111,7 +111,7 @@ impl Relay {
                     pauses.next(started.elapsed())
                 }
             };
-            let stage = stage.map_or("none", metrics::Stage::as_str);
+            let stage = stage.map_or("none", Stage::as_str);
             tracing::warn!(stage, error = %cause.chain(), pause_ms = pause.as_millis() as u64, "generation ended");
             if shutdown.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {
                 return Ok(());
@@ -183,7 +183,7 @@ impl Relay {
         let outbox = self.outbox().await.map_err(before)?;
         let progress = history::stored(&self.pool, &outbox).await.map_err(before)?;
         let known = progress.as_ref().and_then(history::identity);
-        let stream = wal::open(&self.settings, wal, known.as_ref()).await.map_err(before)?;
+        let stream = self.open(wal, known, arbiters).await.map_err(before)?;
         let identity = stream.identity().clone();
         let mut plan = history::plan(progress, &identity, stream.created(), wal);
         history::begin_streaming(&self.pool, &outbox, &identity, &plan).await.map_err(before)?;
@@ -221,6 +221,27 @@ impl Relay {
         generation.start_source(move |shared, exit, decoder| WalSource::new(shared, exit, decoder, stream));
         self.is_up(Phase::Running);
         self.until_stopped(generation, shutdown).await
+    }
+
+    /// Opens the stream on the source's thread, where it is read: its task and the source then share one runtime, and an
+    /// event costs no wake-up of another thread.
+    async fn open(
+        &self,
+        wal: &WalSettings,
+        known: Option<StreamIdentity>,
+        arbiters: &Arbiters,
+    ) -> Result<wal::Stream> {
+        let (settings, wal) = (Arc::clone(&self.settings), wal.clone());
+        let (send, opened) = oneshot::channel();
+        let opening = async move {
+            let _ = send.send(wal::open(&settings, &wal, known.as_ref()).await);
+        };
+        let spawned = arbiters.of(Stage::Source).spawn(opening);
+        let gone = || Error::new(Kind::Stuck, "open the stream on the source's thread");
+        if !spawned {
+            return Err(gone());
+        }
+        opened.await.map_err(|_| gone())?
     }
 
     /// The database answered and the stages are built: what was wrong with either is over.

@@ -1,13 +1,14 @@
 //! The replication slot: found, created where that is right, and refused by name where it cannot be ours.
 //!
 //! Everything is asked on the replication session itself, so what is read describes the very server that then streams.
-//! A slot is never dropped here and no other session is ended: what a slot holds may be all that is left of rows.
+//! No slot that holds anything is dropped here and no other session is ended: what it holds may be all that is left of
+//! rows.
 
 use pgwire_replication::{ReplicationClient, client::QueryRow};
 
 use super::{open::asking, wire};
 use crate::{
-    database::quote_literal,
+    database::{quote_identifier, quote_literal},
     error::{Error, Kind, Result},
     position::Lsn,
     settings::{OutboxSettings, WalSettings},
@@ -46,8 +47,20 @@ pub async fn ensure(
 ) -> Result<SlotState> {
     server(client).await?;
     publication(client, outbox, wal).await?;
-    if let Some(state) = find(client, wal).await? {
-        return Ok(state);
+    match find(client, wal).await {
+        Ok(Some(state)) => return Ok(state),
+        Ok(None) => {}
+        // An invalidated slot holds nothing any more: the server has removed what it kept. Where recovery is asked for, it
+        // makes room for a new one.
+        Err(lost) if lost.kind() == Kind::SlotLost && wal.recover_lost_slot => {
+            tracing::warn!(slot = wal.slot, "dropping an invalidated slot to make it anew, as configured");
+            asking(
+                client.simple_query(&format!("DROP_REPLICATION_SLOT {}", quote_identifier(&wal.slot))),
+                OP,
+            )
+            .await?;
+        }
+        Err(error) => return Err(error),
     }
     if known && !wal.recover_lost_slot {
         return Err(Error::new(Kind::SlotLost, OP)
