@@ -38,7 +38,7 @@ pub struct Cli {
     #[arg(long, global = true, value_enum, default_value_t, env = "POSTRIDER_LOG_FORMAT")]
     log_format: LogFormat,
 
-    /// What to log: a level, or target=level pairs [default: info for `run`, warn otherwise]
+    /// What to log: a level, or target=level pairs [default: info for `run`, our own warnings otherwise]
     #[arg(long, global = true, value_name = "FILTER", env = "RUST_LOG")]
     log: Option<String>,
 
@@ -116,8 +116,8 @@ struct Form {
 /// What `run` logs: a line a change of state. The libraries' own lines tell the same again, at length.
 const RUN_LOG: &str = "info,lapin=off,pgwire_replication=off,actix_server=warn,actix_http=warn";
 
-/// What the other commands log: their findings are their output.
-const QUIET_LOG: &str = "warn,lapin=off,pgwire_replication=off";
+/// What other commands log. They print their error themselves, once; the libraries would tell it a second time.
+const COMMAND_LOG: &str = "off,postrider=warn,postrider_actors=warn";
 
 /// Does what was asked.
 pub fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
@@ -126,7 +126,7 @@ pub fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
         clap_complete::generate(shell, &mut Cli::command(), "postrider", &mut script);
         return output::print(&String::from_utf8_lossy(&script)).map(|()| ExitCode::SUCCESS);
     }
-    let level = if matches!(cli.command, Command::Run) { RUN_LOG } else { QUIET_LOG };
+    let level = if matches!(cli.command, Command::Run) { RUN_LOG } else { COMMAND_LOG };
     telemetry::log(cli.log_format, cli.log.as_deref().unwrap_or(level)).map_err(Failure::usage)?;
     let config = Config::load(cli.config.as_deref(), std::env::vars())?;
     match cli.command {

@@ -67,7 +67,13 @@ async fn replication(config: &Config) -> Finding {
         Ok(Ok(system)) => {
             Finding::ok(SUBJECT, format!("system {}, timeline {}", system.system_id, system.timeline))
         }
-        Ok(Err(error)) => Finding::fail(SUBJECT, format!("cannot connect for replication: {error}"), remedy),
+        Ok(Err(error)) => {
+            let message = format!("cannot connect for replication: {error}");
+            // pgwire-replication 0.5 checks the name with verify-ca too, where rustls names the mismatch in detail.
+            let named = message.contains("not valid for name");
+            let certificate = "name the host in database.direct_url as the server's certificate does";
+            Finding::fail(SUBJECT, message, if named { certificate.to_owned() } else { remedy })
+        }
         Err(_) => Finding::fail(SUBJECT, "no answer within 10 s", remedy),
     }
 }

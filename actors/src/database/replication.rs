@@ -64,6 +64,9 @@ pub fn replication_config(
         .with_application_name(slot))
 }
 
+/// The same choices [`super::tls`] makes. One differs in effect: the crate (0.5.0) means to accept any name with
+/// `verify-ca` and refuses a wrong one, since it expects rustls to report the mismatch without its details. That is
+/// stricter than asked, never laxer.
 fn tls(settings: &DatabaseSettings) -> TlsConfig {
     let mut tls = TlsConfig::disabled();
     tls.mode = match (settings.sslmode, &settings.ca_file) {

@@ -227,7 +227,7 @@ impl Hub {
         self.acquit(&job, false);
         let Job { message, batch, .. } = job;
         if let Batch::Claim(ticket) = &*batch
-            && let Some(whole) = ticket.settle(abandoned(message), exposure)
+            && let Some(whole) = ticket.settle(abandoned(*message), exposure)
         {
             self.news.claim(whole);
         }

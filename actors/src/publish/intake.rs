@@ -163,7 +163,8 @@ impl Intake {
         let lines = &self.hub.lines;
         for message in messages {
             let lane = lane_of(&message.envelope, lines.len());
-            let mut job = Job { message, batch: Rc::clone(batch), exposed: false, suspect: false };
+            let mut job =
+                Job { message: Box::new(message), batch: Rc::clone(batch), exposed: false, suspect: false };
             self.hub.recall(&mut job);
             if let Some(line) = lines.get(lane) {
                 line.push(job);

@@ -16,7 +16,8 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Job {
     /// What is sent.
-    pub message: Message,
+    /// Boxed: a job moves from queue to queue.
+    pub message: Box<Message>,
     /// What it came with.
     pub batch: Rc<Batch>,
     /// Whether it was sent before and holds its share of the exposure.
