@@ -1,7 +1,7 @@
 //! `postrider check`: examines database, broker and configuration, and names the statement that mends each finding.
 //!
 //! Nothing is changed and no slot is taken, so it may run beside a working relay. Each examination is one function
-//! from a [`Patient`] to findings; what the catalog says is read by [`crate::catalog`].
+//! from a `Patient` to findings; what the catalog says is read by [`crate::catalog`].
 
 mod broker;
 mod columns;

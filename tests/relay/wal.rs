@@ -80,13 +80,13 @@ async fn other_operations_and_other_tables_are_passed_over() {
     let stage = Stage::set("wal").await;
     stage
         .app
-        .batch_execute(&format!(
+        .batch_execute(
             "CREATE TYPE mood AS ENUM ('sad', 'happy');
              CREATE TABLE other (id int PRIMARY KEY, m mood);
              ALTER PUBLICATION postrider ADD TABLE other;
              ALTER PUBLICATION postrider SET (publish = 'insert, update, delete, truncate');
-             ALTER TABLE outbox_messages REPLICA IDENTITY FULL"
-        ))
+             ALTER TABLE outbox_messages REPLICA IDENTITY FULL",
+        )
         .await
         .unwrap();
     let mut relay = stage.config.start_running().await;

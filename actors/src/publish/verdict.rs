@@ -19,7 +19,7 @@
 //!    taken from at least that often, and the suspect's own return has been seen, or there is none.
 //!
 //! Both conclusions need what resolved earlier to be seen first: [`Attribution::settle`] may be called only when
-//! everything that is ready has been collected (see [`super::flights`]).
+//! everything that is ready has been collected (see `super::flights`).
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
