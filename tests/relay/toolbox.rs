@@ -110,15 +110,19 @@ async fn a_private_broker_blocks_freezes_dies_and_returns() {
     let (connection, channel) = vhost.channel().await;
     let mut events = Box::pin(connection.events_listener());
     broker.block().await;
-    // the broker says so to a connection that publishes
-    channel
-        .basic_publish("outbox".into(), "k".into(), BasicPublishOptions::default(), b"", message("blocked"))
-        .await
-        .unwrap();
+    let publish = async |id: &str| {
+        let options = BasicPublishOptions::default();
+        channel.basic_publish("outbox".into(), "k".into(), options, b"", message(id)).await.unwrap();
+    };
+    // the first to arrive makes the broker say so, and may yet pass
+    publish("first").await;
     while !matches!(events.next().await.unwrap(), Event::ConnectionBlocked(_)) {}
-    assert_eq!(oracle.count(), 0, "nothing passes a blocked broker");
+    publish("held").await;
+    oracle.wait_for_all(&["first"]).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(oracle.count(), 1, "nothing passes a blocked broker");
     broker.unblock().await;
-    oracle.wait_for_all(&["blocked"]).await;
+    oracle.wait_for_all(&["first", "held"]).await;
 
     broker.freeze().await;
     let mut connecting = Box::pin(vhost.connect());
@@ -131,7 +135,7 @@ async fn a_private_broker_blocks_freezes_dies_and_returns() {
     broker.kill9().await;
     broker.start_again().await;
     vhost.publish("outbox", "k", message("after"), b"").await;
-    oracle.wait_for_all(&["blocked", "after"]).await;
+    oracle.wait_for_all(&["first", "held", "after"]).await;
 }
 
 #[tokio::test]
