@@ -2,10 +2,7 @@
 
 use lapin::types::{AMQPValue, ShortString};
 
-use crate::{
-    outbox::{Stage, commit},
-    support::{Database, PrivateBroker, eventually, full},
-};
+use crate::support::{Database, PrivateBroker, Stage, commit, eventually, full};
 
 /// Each case as a test of `wal` and a test of `poll`.
 macro_rules! both_modes {

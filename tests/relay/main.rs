@@ -7,7 +7,6 @@
 mod support;
 
 mod conformance;
-mod outbox;
 mod poll;
 mod refusals;
 mod rejections;

@@ -1,9 +1,6 @@
 //! What `poll` mode promises beyond the common suite.
 
-use crate::{
-    outbox::Stage,
-    support::{Pgbouncer, eventually, full},
-};
+use crate::support::{Pgbouncer, Stage, eventually, full};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_works_behind_a_transaction_pooler() {

@@ -1,9 +1,6 @@
 //! Bad input: one clear line with what to do, the right exit code, or waiting where the thing can come back.
 
-use crate::{
-    outbox::Stage,
-    support::{Database, PrivatePostgres, RelayConfig, Vhost, full},
-};
+use crate::support::{Database, PrivatePostgres, RelayConfig, Stage, Vhost, full};
 
 /// Starts the relay and waits until it says `reason`; then checks that a remedy goes with it and that it is not ready.
 async fn says(config: &RelayConfig, reason: &str, detail: &str) -> crate::support::Relay {

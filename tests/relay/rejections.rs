@@ -2,10 +2,7 @@
 
 use serde_json::json;
 
-use crate::{
-    outbox::Stage,
-    support::{eventually, full},
-};
+use crate::support::{Stage, eventually, full};
 
 /// Retries that follow each other at once, so that a row is parked within a test.
 const HASTE: [(&str, u64); 3] =

@@ -1,9 +1,6 @@
 //! What `wal` mode promises beyond the common suite.
 
-use crate::{
-    outbox::Stage,
-    support::{PrivatePostgres, Vhost, eventually, full},
-};
+use crate::support::{PrivatePostgres, Stage, Vhost, eventually, full};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn messages_of_one_lane_arrive_in_commit_order() {

@@ -10,12 +10,14 @@ mod http;
 mod oracle;
 mod private;
 mod relay;
+mod stage;
 mod vhost;
 
 pub(crate) use database::{Database, connect};
 pub(crate) use oracle::{Delivery, Oracle};
 pub(crate) use private::{Pgbouncer, PrivateBroker, PrivatePostgres};
 pub(crate) use relay::{Exit, Metrics, Relay, RelayConfig};
+pub(crate) use stage::{Stage, commit};
 pub(crate) use vhost::Vhost;
 
 use std::sync::atomic::{AtomicU32, Ordering};

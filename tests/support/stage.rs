@@ -2,7 +2,7 @@
 
 use tokio_postgres::Client;
 
-use crate::support::{Database, Oracle, RelayConfig, Vhost};
+use super::{Database, Oracle, RelayConfig, Vhost};
 
 /// A database with the tables of `postrider migrate`, a vhost with exchange `outbox` and an oracle on everything.
 pub(crate) struct Stage {
