@@ -2,13 +2,23 @@
 # RabbitMQ brokers of our own, each in .dev/broker/NAME. Sourced by ./dev.
 # The server's scripts are called where the package keeps them: those in /usr/sbin insist on the system's service.
 
+# broker_sbin [ROOT]: the machine's own, or that of a root we fetched, as its processes see it.
 broker_sbin() {
     local sbin found=""
-    for sbin in /usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin; do
-        [ ! -x "$sbin/rabbitmq-server" ] || found=$sbin
+    for sbin in "${1:-}"/usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin; do
+        [ ! -x "$sbin/rabbitmq-server" ] || found=${sbin#"${1:-}"}
     done
     [ -n "$found" ] && echo "$found"
 }
+
+# The major version of the machine's own.
+broker_major() {
+    local sbin
+    sbin=$(broker_sbin) && sbin=${sbin#*rabbitmq_server-} && echo "${sbin%%.*}"
+}
+
+# Whether a broker runs from the root we fetched: `start --version 4` said so once, where the machine's is older.
+broker_fetched() { [ -e "$STATE/broker/$1/fetched" ]; }
 
 broker_url() {
     [ -s "$STATE/broker/$1/port" ] || die "there is no broker $1 here"
@@ -20,9 +30,16 @@ broker_management() {
     echo "http://guest:guest@127.0.0.1:$(<"$STATE/broker/$1/port-management")"
 }
 
-# The whole environment of a node; without these the scripts read the system's files.
+# The whole environment of a node; without these the scripts read the system's files. Sets SBIN, and in AS what goes
+# before a command of that node.
 broker_env() {
-    local dir=$STATE/broker/$1 var
+    local dir=$STATE/broker/$1 var root=""
+    if broker_fetched "$1"; then
+        root=$(rabbitmq4_root)
+        rabbitmq4_in
+        AS=("${RABBITMQ4_IN[@]}" ${AS[@]+"${AS[@]}"})
+    fi
+    SBIN=$(broker_sbin "$root") || die "RabbitMQ is not installed: ./dev up"
     for var in "${!RABBITMQ_@}"; do unset "$var"; done
     export HOME=$dir LC_ALL=C.UTF-8 # .erlang.cookie is in HOME
     export RABBITMQ_NODENAME=$1@localhost
@@ -41,7 +58,8 @@ broker_start() { locked "broker-$1" broker_start_now "$@"; }
 
 broker_start_now() {
     local name=$1 dir=$STATE/broker/$1 began=${EPOCHREALTIME/[.,]/}
-    [ $# = 1 ] || die "broker start takes only a NAME" 2
+    shift
+    broker_version "$name" "$@"
     if alive "$dir/pid"; then
         [ "$(process_state "$(pid_of "$dir/pid")")" = running ] || die "RabbitMQ $name is frozen: ./dev broker thaw $name"
         broker_wait "$dir" || die "RabbitMQ $name runs but does not answer (more: $dir/logs/rabbit.log)"
@@ -77,11 +95,26 @@ CONF
     broker_url "$name"
 }
 
+# broker_version NAME [--version 3|4]: which one it runs; a broker that was started keeps its version.
+broker_version() {
+    local name=$1 dir=$STATE/broker/$1
+    shift
+    case $*/$(broker_major) in
+        /* | --version\ 3/3 | --version\ 4/4) return ;;
+        --version\ 4/3) ;;
+        --version\ [34]/*) die "RabbitMQ ${2} cannot be had here: the machine's own is $(broker_major)" ;;
+        *) die "broker start takes a NAME and --version 3 or 4" 2 ;;
+    esac
+    broker_fetched "$name" || [ ! -e "$dir" ] || die "broker $name has another version"
+    rabbitmq4_install
+    mkdir -p "$dir"
+    : >"$dir/fetched"
+}
+
 broker_launch() {
-    local name=$1 dir=$STATE/broker/$1 sbin
-    sbin=$(broker_sbin) || die "RabbitMQ is not installed: ./dev up"
+    local name=$1 dir=$STATE/broker/$1
     broker_env "$name"
-    daemon "$dir" "$dir/out" "$sbin/rabbitmq-server"
+    daemon "$dir" "$dir/out" "$SBIN/rabbitmq-server"
     pid_save "$dir/pid" "$DAEMON" || return 1
     broker_wait "$dir"
 }
@@ -157,14 +190,13 @@ broker_watermark() {
 }
 
 broker_ctl() {
-    local name=$1 sbin
+    local name=$1
     shift
     [ -d "$STATE/broker/$name" ] || die "there is no broker $name here"
-    sbin=$(broker_sbin) || die "RabbitMQ is not installed: ./dev up"
     (
         broker_env "$name"
         cd "$STATE/broker/$name" || exit
-        ${AS[@]+"${AS[@]}"} "$sbin/rabbitmqctl" "$@"
+        ${AS[@]+"${AS[@]}"} "$SBIN/rabbitmqctl" "$@"
     )
 }
 
