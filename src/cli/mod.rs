@@ -1,5 +1,6 @@
 //! The command line: what can be asked, and who answers.
 
+mod dead_letters;
 mod migrate;
 mod output;
 mod remote;
@@ -97,6 +98,9 @@ Run it as the owner of the outbox table. It may be interrupted and repeated; it 
         #[arg(long)]
         no_wait: bool,
     },
+    /// Look at rejected rows, have them published again, or give them up
+    #[command(name = "dead-letters", subcommand)]
+    DeadLetters(dead_letters::Command),
     /// Print a completion script
     #[command(after_help = "Example:
   postrider completions bash > /etc/bash_completion.d/postrider")]
@@ -150,6 +154,9 @@ pub fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
         }
         Command::Drain { form, no_wait: false } => {
             remote::drain(&config, form.json).map(|()| ExitCode::SUCCESS)
+        }
+        Command::DeadLetters(command) => {
+            block_on(dead_letters::run(&config, command))?.map(|()| ExitCode::SUCCESS)
         }
         Command::Completions { .. } => unreachable!("answered above, without a configuration"),
     }

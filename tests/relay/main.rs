@@ -7,6 +7,7 @@
 mod support;
 
 mod conformance;
+mod dead_letters;
 mod poll;
 mod refusals;
 mod rejections;
