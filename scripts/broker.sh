@@ -17,8 +17,8 @@ broker_major() {
     sbin=$(broker_sbin) && sbin=${sbin#*rabbitmq_server-} && echo "${sbin%%.*}"
 }
 
-# Whether a broker runs from the root we fetched: `start --version 4` said so once, where the machine's is older.
-broker_fetched() { [ -e "$STATE/broker/$1/fetched" ]; }
+# The version a broker was asked to have where the machine's own is another one; nothing otherwise.
+broker_fetched() { cat "$STATE/broker/$1/fetched" 2>/dev/null || true; }
 
 broker_url() {
     [ -s "$STATE/broker/$1/port" ] || die "there is no broker $1 here"
@@ -33,11 +33,12 @@ broker_management() {
 # The whole environment of a node; without these the scripts read the system's files. Sets SBIN, and in AS what goes
 # before a command of that node.
 broker_env() {
-    local dir=$STATE/broker/$1 var root=""
-    if broker_fetched "$1"; then
-        root=$(rabbitmq4_root)
-        rabbitmq4_in
-        AS=("${RABBITMQ4_IN[@]}" ${AS[@]+"${AS[@]}"})
+    local dir=$STATE/broker/$1 var root="" version
+    version=$(broker_fetched "$1")
+    if [ -n "$version" ]; then
+        root=$(rabbitmq_root "$version")
+        rabbitmq_in "$version"
+        AS=("${RABBITMQ_IN[@]}" ${AS[@]+"${AS[@]}"})
     fi
     SBIN=$(broker_sbin "$root") || die "RabbitMQ is not installed: ./dev up"
     for var in "${!RABBITMQ_@}"; do unset "$var"; done
@@ -59,7 +60,7 @@ broker_start() { locked "broker-$1" broker_start_now "$@"; }
 broker_start_now() {
     local name=$1 dir=$STATE/broker/$1 began=${EPOCHREALTIME/[.,]/}
     shift
-    broker_version "$name" "$@"
+    broker_options "$name" "$@"
     if alive "$dir/pid"; then
         [ "$(process_state "$(pid_of "$dir/pid")")" = running ] || die "RabbitMQ $name is frozen: ./dev broker thaw $name"
         broker_wait "$dir" || die "RabbitMQ $name runs but does not answer (more: $dir/logs/rabbit.log)"
@@ -85,6 +86,7 @@ disk_free_limit.absolute = 50MB
 log.file = $dir/logs/rabbit.log
 log.console = false
 CONF
+    [ ! -e "$dir/asked.conf" ] || cat "$dir/asked.conf" >>"$dir/rabbitmq.conf"
     own "$dir"
     locked epmd epmd_start
     on_exit_undo "kill_tree '$dir/pid'"
@@ -95,20 +97,22 @@ CONF
     broker_url "$name"
 }
 
-# broker_version NAME [--version 3|4]: which one it runs; a broker that was started keeps its version.
-broker_version() {
-    local name=$1 dir=$STATE/broker/$1
+# broker_options NAME [--version 3|4] [-c KEY=VALUE ...]: a broker that was started keeps what it was started with.
+broker_options() {
+    local name=$1 dir=$STATE/broker/$1 version=""
     shift
-    case $*/$(broker_major) in
-        /* | --version\ 3/3 | --version\ 4/4) return ;;
-        --version\ 4/3) ;;
-        --version\ [34]/*) die "RabbitMQ ${2} cannot be had here: the machine's own is $(broker_major)" ;;
-        *) die "broker start takes a NAME and --version 3 or 4" 2 ;;
-    esac
-    broker_fetched "$name" || [ ! -e "$dir" ] || die "broker $name has another version"
-    rabbitmq4_install
+    [ $# = 0 ] || [ ! -e "$dir" ] || die "broker $name is there already, with what it was started with" 2
+    while [ $# -gt 0 ]; do
+        case $1 in
+            --version) version=${2:?--version wants 3 or 4} && shift 2 ;;
+            -c) mkdir -p "$dir" && echo "${2:?-c wants KEY=VALUE}" >>"$dir/asked.conf" && shift 2 ;;
+            *) die "broker start takes a NAME, --version 3 or 4, and -c KEY=VALUE" 2 ;;
+        esac
+    done
+    if [ -z "$version" ] || [ "$version" = "$(broker_major)" ]; then return; fi
+    rabbitmq_install "$version"
     mkdir -p "$dir"
-    : >"$dir/fetched"
+    echo "$version" >"$dir/fetched"
 }
 
 broker_launch() {

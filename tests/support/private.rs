@@ -83,7 +83,8 @@ impl PrivateBroker {
         Self::start_with(&["--version", &major.to_string()]).await
     }
 
-    async fn start_with(args: &[&str]) -> Self {
+    /// With further arguments of `./dev broker start`: `-c key=value` for a line of its configuration.
+    pub(crate) async fn start_with(args: &[&str]) -> Self {
         let name = super::unique();
         // owned before it runs, so that a failed start is removed too
         let mut broker = Self { name, url: String::new(), management: String::new() };
