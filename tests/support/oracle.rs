@@ -158,6 +158,20 @@ impl Oracle {
         counts.into_iter().filter(|(_, n)| *n > 1).map(|((_, id), n)| (id, n)).collect()
     }
 
+    /// How many deliveries were repetitions (on one queue). Each must be what it repeats: the same body and properties.
+    pub(crate) fn repetitions(&self) -> usize {
+        let seen = self.record.seen();
+        let mut first: HashMap<(&str, &str), &Delivery> = HashMap::new();
+        let mut repeated = 0;
+        for d in &seen.deliveries {
+            let Some(before) = first.insert((&d.queue, &d.message_id), d) else { continue };
+            assert_eq!(before.body, d.body, "{}: repeated with another body", d.message_id);
+            assert_eq!(before.properties, d.properties, "{}: repeated with other properties", d.message_id);
+            repeated += 1;
+        }
+        repeated
+    }
+
     /// Each of these arrived at least once.
     pub(crate) fn assert_nothing_lost<I: ToString>(&self, committed: &[I]) {
         let committed: Vec<String> = committed.iter().map(ToString::to_string).collect();

@@ -14,6 +14,7 @@ use tokio_postgres::types::Type;
 
 use crate::{
     error::{Error, Kind, Result},
+    failpoints::{self, Point},
     position::Lsn,
     status::figures::Figures,
 };
@@ -59,6 +60,7 @@ impl Feedback {
     pub(super) fn tell(&mut self, client: &ReplicationClient, figures: &Figures) {
         let durable = *self.durable.borrow_and_update();
         if durable > self.told {
+            failpoints::strike(Point::Feedback);
             client.update_applied_lsn(pgwire_replication::Lsn(durable.0));
             figures.durable_lsn.fetch_max(durable.0, Relaxed);
             self.told = durable;

@@ -24,6 +24,7 @@ use crate::{
     database::{from_postgres, outbox::Outbox, pool::answered},
     envelope::Row,
     error::Result,
+    failpoints::{self, Point},
     pipeline::shared::Shared,
 };
 
@@ -144,6 +145,7 @@ impl Taker {
             claim.release().await?;
             return Ok(cut.map_or(Outcome::Nothing, Outcome::TooLarge));
         }
+        failpoints::pass(Point::Claimed)?;
         let full = cut.is_some() || taken.len() as u32 >= limit;
         Ok(Outcome::Rows(Taken {
             claim,
