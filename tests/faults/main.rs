@@ -9,3 +9,4 @@ mod support;
 
 mod broker;
 mod proxy;
+mod reconnect;
