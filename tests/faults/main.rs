@@ -9,3 +9,5 @@ mod support;
 
 mod broker;
 mod failpoints;
+mod proxy;
+mod reconnect;
