@@ -1,5 +1,6 @@
 //! What the integration tests stand on: a database and a vhost of its own for each test, an oracle that records
-//! every delivery, the relay as a process, and private servers that may be frozen, blocked and killed.
+//! every delivery, the relay as a process, private servers that may be frozen, blocked and killed, and a proxy that
+//! does what networks do.
 //!
 //! Services come from `./dev test`, or from a `./dev up` before a plain `cargo test`.
 #![allow(dead_code, unused_imports, reason = "a toolbox: each test takes what it needs")]
@@ -9,6 +10,7 @@ mod dev;
 mod http;
 mod oracle;
 mod private;
+mod proxy;
 mod relay;
 mod stage;
 mod vhost;
@@ -16,6 +18,7 @@ mod vhost;
 pub(crate) use database::{Database, connect};
 pub(crate) use oracle::{Delivery, Oracle};
 pub(crate) use private::{Pgbouncer, PrivateBroker, PrivatePostgres};
+pub(crate) use proxy::{Cut, Proxy, Way, is_confirm, is_method};
 pub(crate) use relay::{Exit, Metrics, Relay, RelayConfig};
 pub(crate) use stage::{Stage, commit};
 pub(crate) use vhost::Vhost;
