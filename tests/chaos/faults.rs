@@ -8,7 +8,8 @@ use tokio::time::sleep;
 
 use crate::schedule::{Episode, Fault, Kind, Peer, Target};
 use crate::subject::Subject;
-use crate::support::{Cut, PrivateBroker, PrivatePostgres, Proxy, Way, eventually, http_call};
+use crate::support::{Cut, PrivateBroker, PrivatePostgres, Proxy, Way, http_call};
+use crate::watch::STALL_LIMIT;
 
 /// One way over a network that is far away.
 const LATENCY: Duration = Duration::from_millis(100);
@@ -202,9 +203,13 @@ impl Subject {
     /// Asks as an operator does: again, until it is done.
     async fn ask(&self, path: &str) {
         let url = self.url(path).await;
-        eventually(path, async || {
-            http_call("POST", url.clone(), None).await.ok().filter(|answer| answer.status == 200)
-        })
-        .await;
+        let asked = tokio::time::timeout(STALL_LIMIT, async {
+            while http_call("POST", url.clone(), None).await.is_ok_and(|answer| answer.status != 200) {
+                sleep(Duration::from_millis(100)).await;
+            }
+        });
+        if asked.await.is_err() {
+            self.complain(format!("{path} could not be had in {STALL_LIMIT:?}"));
+        }
     }
 }

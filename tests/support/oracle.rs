@@ -215,10 +215,13 @@ pub(crate) trait Sink: Send + Sync + 'static {
 
 /// Consumes `queue` over every restart of the broker, and acknowledges what the sink has received.
 pub(crate) async fn consume_for_ever(url: String, queue: String, sink: Arc<impl Sink>) {
+    let mut told = String::new();
     loop {
-        let outcome = consume(&url, &queue, &*sink).await;
-        if let Err(error) = outcome {
-            eprintln!("the oracle on {queue} reconnects: {error}");
+        if let Err(error) = consume(&url, &queue, &*sink).await
+            && told != error.to_string()
+        {
+            told = error.to_string();
+            eprintln!("the oracle on {queue} reconnects: {told}");
         }
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
