@@ -1,6 +1,7 @@
 //! postrider: the program around the pipeline.
 
 pub mod admin;
+pub mod bench;
 pub mod catalog;
 pub mod cli;
 pub mod config;

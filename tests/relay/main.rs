@@ -6,6 +6,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod bench;
 mod conformance;
 mod poll;
 mod refusals;

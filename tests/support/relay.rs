@@ -100,6 +100,11 @@ impl RelayConfig {
         self.values.iter().map(|(key, value)| format!("{key} = {value}\n")).collect()
     }
 
+    /// Where its files are.
+    pub(crate) fn folder(&self) -> &std::path::Path {
+        &self.folder.0
+    }
+
     fn command(&self, args: &[&str]) -> Command {
         let file = self.folder.0.join("config.toml");
         fs::write(&file, self.toml()).expect("the configuration is written");
