@@ -8,4 +8,5 @@
 mod support;
 
 mod broker;
+mod chaos;
 mod proxy;
