@@ -9,4 +9,5 @@ mod support;
 
 mod broker;
 mod chaos;
+mod locks;
 mod proxy;
