@@ -11,3 +11,4 @@ mod broker;
 mod chaos;
 mod locks;
 mod proxy;
+mod reconnect;

@@ -158,6 +158,21 @@ impl Oracle {
         counts.into_iter().filter(|(_, n)| *n > 1).map(|((_, id), n)| (id, n)).collect()
     }
 
+    /// Deliveries beyond each message's first.
+    pub(crate) fn repetitions(&self) -> usize {
+        self.duplicates().values().map(|n| n - 1).sum()
+    }
+
+    /// Whatever came more than once came with the same body.
+    pub(crate) fn assert_same_bodies(&self) {
+        let mut bodies: HashMap<&str, &[u8]> = HashMap::new();
+        let seen = self.record.seen();
+        for d in &seen.deliveries {
+            let first = bodies.entry(&d.message_id).or_insert(&d.body);
+            assert_eq!(*first, d.body, "message {} came with another body", d.message_id);
+        }
+    }
+
     /// Each of these arrived at least once.
     pub(crate) fn assert_nothing_lost<I: ToString>(&self, committed: &[I]) {
         let committed: Vec<String> = committed.iter().map(ToString::to_string).collect();
