@@ -66,6 +66,7 @@ pub(crate) fn table(results: &[(&Subject, Account)]) -> String {
     line("slowest delivery", &|a, _| seconds(a.slowest));
     line("longest stall", &|_, w| seconds(w.longest_stall));
     line("ready while idle", &|_, w| seconds(w.longest_idle));
+    line("not ready while moving", &|_, w| seconds(w.longest_alarm));
     line("peak memory", &|_, w| format!("{:.1} MB", w.peak.rss_bytes as f64 / 1e6));
     line("descriptors, peak", &|_, w| w.peak.descriptors.to_string());
     line("  most gained", &|_, w| gained(w).0.to_string());

@@ -14,8 +14,12 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// How long rows may wait with nothing delivered while nothing is wrong.
 pub(crate) const STALL_LIMIT: Duration = Duration::from_secs(30);
 
-/// How long `/readyz` may say yes while rows wait and nothing moves, from when the last fault began.
+/// How long `/readyz` may say yes while rows wait and nothing moves, from when the last fault began; and no while nothing
+/// is wrong and messages arrive.
 const READY_LIMIT: Duration = Duration::from_secs(10);
+
+/// Messages arrive where the last came no longer ago.
+const MOVING: Duration = Duration::from_secs(1);
 
 /// After a fault, before a relay's descriptors are compared with those it had.
 const SETTLED_AFTER: Duration = Duration::from_secs(2);
@@ -45,6 +49,8 @@ pub(crate) struct Watched {
     pub(crate) longest_stall: Duration,
     /// The longest time of a yes from `/readyz` with rows waiting and nothing delivered.
     pub(crate) longest_idle: Duration,
+    /// The longest time of a no with nothing wrong and messages arriving.
+    pub(crate) longest_alarm: Duration,
     pub(crate) peak: Usage,
     pub(crate) lives: Vec<Life>,
     pub(crate) complaints: Vec<String>,
@@ -77,7 +83,7 @@ async fn readiness(subject: &Subject, fate: &Fate<'_>) {
     let mut ticks = interval(LOOK_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (status, ready) = (subject.url("/api/status").await, subject.url("/readyz").await);
-    let mut idle_since = Instant::now();
+    let (mut idle_since, mut alarm_since) = (Instant::now(), Instant::now());
     loop {
         ticks.tick().await;
         let status = look(&status).await.and_then(|answer| serde_json::from_str(&answer.body).ok());
@@ -89,12 +95,20 @@ async fn readiness(subject: &Subject, fate: &Fate<'_>) {
         if !ready || subject.waiting() == 0 || word("desired") != "run" {
             idle_since = Instant::now();
         }
-        let moved = subject.receipts.seen().moved.unwrap_or(idle_since);
-        let idle = idle_since.max(moved).max(fate.weather().began).elapsed();
-        let longest = subject.watched().longest_idle;
-        subject.watched().longest_idle = longest.max(idle);
-        if longest <= READY_LIMIT && idle > READY_LIMIT {
+        let (weather, moved) = (fate.weather(), subject.receipts.seen().moved.unwrap_or(idle_since));
+        if ready || !weather.now.is_empty() || moved.elapsed() > MOVING {
+            alarm_since = Instant::now();
+        }
+        let (idle, alarm) = (idle_since.max(moved).max(weather.began).elapsed(), alarm_since.elapsed());
+        let mut watched = subject.watched();
+        let before = (watched.longest_idle, watched.longest_alarm);
+        (watched.longest_idle, watched.longest_alarm) = (idle.max(before.0), alarm.max(before.1));
+        drop(watched);
+        if before.0 <= READY_LIMIT && idle > READY_LIMIT {
             subject.complain(format!("ready, and nothing moved for {idle:?}: {status}"));
+        }
+        if before.1 <= READY_LIMIT && alarm > READY_LIMIT {
+            subject.complain(format!("not ready for {alarm:?}, and messages arrived: {status}"));
         }
     }
 }

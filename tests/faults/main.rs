@@ -10,5 +10,6 @@ mod support;
 mod broker;
 mod chaos;
 mod failpoints;
+mod locks;
 mod proxy;
 mod reconnect;
