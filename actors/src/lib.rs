@@ -23,6 +23,7 @@ pub mod ack;
 pub mod control;
 pub mod credit;
 pub mod database;
+pub mod deadlines;
 pub mod decode;
 pub mod envelope;
 pub mod error;

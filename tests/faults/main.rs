@@ -8,4 +8,7 @@
 mod support;
 
 mod broker;
+mod chaos;
 mod failpoints;
+mod proxy;
+mod reconnect;

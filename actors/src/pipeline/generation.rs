@@ -3,7 +3,7 @@
 //! All for one: whichever stage ends first, for whatever reason, ends the generation. A half-restarted chain is never
 //! legal, because what the missing stage held is abandoned and only a whole rebuild takes it again.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use actix::{Actor, ArbiterHandle};
 use actix_rt::Arbiter;
@@ -11,6 +11,7 @@ use tokio::sync::mpsc;
 
 use crate::{
     ack::{Acker, recorder::StreamRecorder},
+    deadlines::STOP,
     decode::{Decoder, Resume},
     envelope::RawBatch,
     error::{Error, Kind, Result},
@@ -28,10 +29,6 @@ use crate::{
 /// Batches a stage's mailbox holds. Two keep a stage busy while the next one is formed; a few more ride out a wake-up.
 /// What is in them is paid for by credits, so this bounds latency, not memory.
 pub const MAILBOX_BATCHES: usize = 8;
-
-/// How long a stage may take to stop. A stage that has not stopped by then holds something nobody may take again, so
-/// the process must end.
-pub const STOP_DEADLINE: Duration = Duration::from_secs(10);
 
 /// The threads the stages run on, one each. They outlive generations: a panic ends an actor, not its thread.
 pub struct Arbiters {
@@ -183,7 +180,7 @@ impl Generation {
     /// Tells every stage to stop and waits for each.
     ///
     /// # Errors
-    /// [`Kind::Stuck`] when one has not stopped within [`STOP_DEADLINE`].
+    /// [`Kind::Stuck`] when one has not stopped within [`STOP`].
     pub async fn stop(mut self) -> Result<()> {
         self.shared.stop.cancel();
         let all = async {
@@ -195,7 +192,7 @@ impl Generation {
                 }
             }
         };
-        let stopped = tokio::time::timeout(STOP_DEADLINE, all).await;
+        let stopped = tokio::time::timeout(STOP, all).await;
         stopped.map_err(|elapsed| {
             let left: Vec<&str> = self.alive.iter().map(|stage| stage.as_str()).collect();
             Error::new(Kind::Stuck, format!("wait for {} to stop", left.join(" and "))).with_source(elapsed)

@@ -3,6 +3,7 @@
 use std::{
     future::{Future, pending, poll_fn},
     pin::Pin,
+    rc::Rc,
     task::Poll,
     time::{Duration, Instant},
 };
@@ -22,6 +23,7 @@ use super::{
 };
 use crate::{
     credit::Credit,
+    deadlines::PATIENCE,
     envelope::{Reason, Rejection, Verdict},
     error::Result,
     failpoints::{self, Point},
@@ -112,7 +114,11 @@ impl Lane {
                     }
                     Plan::Look(exchange, configured) => {
                         let declare = configured && self.hub.shared.settings.publish.declare;
-                        looking = Some(Box::pin(look(session.link.clone(), exchange, declare)));
+                        let (broker, link) = (Rc::clone(&self.broker), Rc::clone(&session.link));
+                        looking = Some(Box::pin(async move {
+                            let looked = look(Rc::clone(&link), exchange, declare);
+                            broker.patiently("exchange.declare", &|| link.blocked(), looked).await
+                        }));
                     }
                     Plan::Wait => {}
                 }
@@ -180,6 +186,7 @@ impl Lane {
             self.hub.count_unconfirmed(0, confirmed);
             self.moved = at.now;
             self.settled |= settled;
+            self.heard();
             if delivered && std::mem::take(&mut self.forbidden) {
                 self.hub.shared.board.clear(StateReason::BrokerRefused);
             }
@@ -338,6 +345,9 @@ impl Lane {
     fn note(&mut self, exchange: ShortString, presence: &Presence) {
         let now = Instant::now();
         self.exchanges.note(exchange.clone(), presence, now);
+        if *presence != Presence::Unknown {
+            self.broker.answered();
+        }
         let configured = self.fixed.as_ref() == Some(&exchange)
             || self.line.look(|waiting| {
                 waiting
@@ -362,11 +372,24 @@ impl Lane {
     fn overdue(&mut self, session: &Session) -> Option<Ending> {
         if session.link.blocked() {
             self.moved = Instant::now();
+            self.heard();
         }
         let limit = self.hub.shared.settings.publish.confirm_timeout;
         let waiting = self.line.under_way.borrow().outstanding() > 0;
-        (waiting && self.moved.elapsed() > limit)
+        let silence = self.moved.elapsed();
+        if waiting && silence > PATIENCE {
+            self.silent = true;
+            self.broker.silent(&format!("no confirm for {} s", silence.as_secs()));
+        }
+        (waiting && silence > limit)
             .then(|| Ending::Outage(format!("no confirm within {} ms", limit.as_millis())))
+    }
+
+    /// Confirms come, or an alarm explains why they do not.
+    fn heard(&mut self) {
+        if std::mem::take(&mut self.silent) {
+            self.broker.answered();
+        }
     }
 }
 

@@ -5,9 +5,9 @@
 //!                    └───── dropped anywhere ─▶ rolled back
 //! ```
 //!
-//! Each claim bounds itself: a relay that is frozen, or cut off, holds its rows no longer than [`IDLE_LIMIT`].
+//! Each claim bounds itself: a relay that is frozen, or cut off, holds its rows no longer than [`CLAIM_IDLE`].
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use deadpool_postgres::{Object, Pool};
 use tokio::sync::oneshot;
@@ -21,20 +21,13 @@ use crate::{
     database::{
         from_postgres,
         outbox::Outbox,
-        pool::{self, STATEMENT_LIMIT, answered},
+        pool::{self, answered},
         values::Time,
     },
+    deadlines::{CLAIM_IDLE, LOCK, STATEMENT},
     envelope::UnixMicros,
     error::{Error, Kind, Result},
 };
-
-/// How long a claim may wait for its verdicts before the server ends it. Longer than a confirm may take by default
-/// (30 s) and than the claims before it in the publisher are given without progress (4 s each); short enough that a
-/// frozen relay's rows move on within a minute.
-pub const IDLE_LIMIT: Duration = Duration::from_secs(60);
-
-/// How long a statement waits for a lock: rows are skipped when locked, so this is the table itself (`LOCK TABLE`, DDL).
-pub const LOCK_LIMIT: Duration = Duration::from_secs(5);
 
 /// What is claimed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -184,9 +177,9 @@ fn begin() -> String {
         "BEGIN; SET LOCAL idle_in_transaction_session_timeout = {}; SET LOCAL lock_timeout = {}; \
          SET LOCAL statement_timeout = {}; SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; \
          SET LOCAL enable_sort = off",
-        IDLE_LIMIT.as_millis(),
-        LOCK_LIMIT.as_millis(),
-        STATEMENT_LIMIT.as_millis()
+        CLAIM_IDLE.as_millis(),
+        LOCK.as_millis(),
+        STATEMENT.as_millis()
     )
 }
 

@@ -139,7 +139,7 @@ impl Reason {
             Kind::TableLocked => Some(Reason::TableLocked),
             Kind::SchemaChanged | Kind::DatabaseUnprepared | Kind::Config => Some(Reason::SchemaChanged),
             Kind::SlotLost | Kind::SlotForeign => Some(Reason::SlotLost),
-            Kind::SlotInUse => Some(Reason::SlotInUse),
+            Kind::SlotInUse | Kind::SlotLingers => Some(Reason::SlotInUse),
             Kind::BrokerDown => Some(Reason::BrokerDown),
             Kind::BrokerRefused => Some(Reason::BrokerRefused),
             Kind::ExchangeMissing => Some(Reason::ExchangeMissing),
