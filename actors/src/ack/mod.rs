@@ -18,6 +18,7 @@ use actix::{Actor, ActorContext, ActorFutureExt, AsyncContext, Context, Handler,
 use futures_util::{StreamExt, future::LocalBoxFuture, stream::FuturesUnordered};
 
 use crate::{
+    database::pool,
     envelope::{Origin, Settled, Settlement},
     error::{Error, Kind, Result},
     metrics::{Stage, StageMetrics},
@@ -177,7 +178,8 @@ async fn record_claim(
     arrived: Instant,
     metrics: StageMetrics,
 ) -> Result<()> {
-    match claim.record(&settlements, &shared.settings.publish).await {
+    let recording = claim.record(&settlements, &shared.settings.publish);
+    match pool::patiently(&shared.board, recording).await {
         Ok(recorded) => {
             shared.figures.recorded.fetch_add(recorded.moved(), std::sync::atomic::Ordering::Relaxed);
             metrics.leave(arrived);
