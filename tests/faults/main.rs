@@ -7,6 +7,10 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod blocked;
 mod broker;
+mod database;
+mod network;
 mod proxy;
 mod reconnect;
+mod stop;
