@@ -172,6 +172,11 @@ impl Oracle {
         repeated
     }
 
+    /// Whatever came more than once was the same each time.
+    pub(crate) fn assert_same_bodies(&self) {
+        self.repetitions();
+    }
+
     /// Each of these arrived at least once.
     pub(crate) fn assert_nothing_lost<I: ToString>(&self, committed: &[I]) {
         let committed: Vec<String> = committed.iter().map(ToString::to_string).collect();

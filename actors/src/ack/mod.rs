@@ -19,6 +19,7 @@ use futures_util::{StreamExt, future::LocalBoxFuture, stream::FuturesUnordered};
 
 use crate::{
     credit::Credit,
+    database::pool,
     envelope::{Origin, Settled, Settlement},
     error::{Error, Kind, Result},
     metrics::{Stage, StageMetrics},
@@ -179,8 +180,8 @@ async fn record_claim(
     arrived: Instant,
     metrics: StageMetrics,
 ) -> Result<()> {
-    let outcome = claim.record(&settlements, &shared.settings.publish).await;
-    match outcome {
+    let recording = claim.record(&settlements, &shared.settings.publish);
+    match pool::patiently(&shared.board, recording).await {
         Ok(recorded) => {
             drop(credit);
             exposure.give_back();
