@@ -10,5 +10,6 @@ mod support;
 mod broker;
 mod chaos;
 mod failpoints;
+mod kills;
 mod proxy;
 mod reconnect;
