@@ -11,5 +11,6 @@ mod broker;
 mod chaos;
 mod failpoints;
 mod kills;
+mod log;
 mod proxy;
 mod reconnect;
