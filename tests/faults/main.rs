@@ -14,3 +14,4 @@ mod kills;
 mod log;
 mod proxy;
 mod reconnect;
+mod relays;
