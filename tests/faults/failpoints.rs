@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use postrider_actors::failpoints::Point;
 
-use crate::support::{Relay, Stage, eventually, full};
+use crate::support::{Relay, Stage, full};
 
 /// What a crash may repeat. Small, so that a few hundred rows can exceed it.
 const EXPOSURE: usize = 64;
@@ -115,9 +115,7 @@ async fn strike(stage: &Stage, case: &Case, action: &str) {
         stage.vhost.bind("all", "outbox", "nobody.#").await;
     }
     stage.oracle.wait_for_all(&all).await;
-    let left = "SELECT (SELECT count(*) FROM outbox_messages WHERE processed_on_utc IS NULL)
-                     + (SELECT count(*) FROM postrider_retries)";
-    eventually("everything is recorded", async || (stage.number(left).await == 0).then_some(())).await;
+    stage.all_recorded().await;
     relay.stop().await;
     if rejected {
         stage.vhost.unbind("all", "outbox", "nobody.#").await;
