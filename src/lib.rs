@@ -7,6 +7,7 @@ pub mod cli;
 pub mod config;
 pub mod doctor;
 pub mod failure;
+pub mod letters;
 pub mod migrate;
 pub mod run;
 pub mod settings;

@@ -1,5 +1,6 @@
 //! The command line: what can be asked, and who answers.
 
+mod dead_letters;
 mod migrate;
 pub(crate) mod output;
 mod remote;
@@ -98,6 +99,9 @@ Run it as the owner of the outbox table. It may be interrupted and repeated; it 
         #[arg(long)]
         no_wait: bool,
     },
+    /// Look at rejected rows, have them published again, or give them up
+    #[command(name = "dead-letters", subcommand)]
+    DeadLetters(dead_letters::Command),
     /// Measure this relay on the configured database and broker, in a place of its own that is removed afterwards
     #[command(after_help = "Examples:
   postrider bench                                 a backlog, beside a bare publisher
@@ -164,6 +168,9 @@ pub fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
         }
         Command::Drain { form, no_wait: false } => {
             remote::drain(&config, form.json).map(|()| ExitCode::SUCCESS)
+        }
+        Command::DeadLetters(command) => {
+            block_on(dead_letters::run(&config, command))?.map(|()| ExitCode::SUCCESS)
         }
         Command::Completions { .. } | Command::Bench(_) => unreachable!("answered above"),
     }

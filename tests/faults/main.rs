@@ -9,6 +9,7 @@ mod support;
 
 mod broker;
 mod chaos;
+mod failpoints;
 mod locks;
 mod proxy;
 mod reconnect;

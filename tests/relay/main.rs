@@ -8,6 +8,7 @@ mod support;
 
 mod bench;
 mod conformance;
+mod dead_letters;
 mod poll;
 mod refusals;
 mod rejections;

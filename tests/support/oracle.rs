@@ -158,19 +158,18 @@ impl Oracle {
         counts.into_iter().filter(|(_, n)| *n > 1).map(|((_, id), n)| (id, n)).collect()
     }
 
-    /// Deliveries beyond each message's first.
+    /// How many deliveries were repetitions (on one queue). Each must be what it repeats: the same body and properties.
     pub(crate) fn repetitions(&self) -> usize {
-        self.duplicates().values().map(|n| n - 1).sum()
-    }
-
-    /// Whatever came more than once came with the same body.
-    pub(crate) fn assert_same_bodies(&self) {
-        let mut bodies: HashMap<&str, &[u8]> = HashMap::new();
         let seen = self.record.seen();
+        let mut first: HashMap<(&str, &str), &Delivery> = HashMap::new();
+        let mut repeated = 0;
         for d in &seen.deliveries {
-            let first = bodies.entry(&d.message_id).or_insert(&d.body);
-            assert_eq!(*first, d.body, "message {} came with another body", d.message_id);
+            let Some(before) = first.insert((&d.queue, &d.message_id), d) else { continue };
+            assert_eq!(before.body, d.body, "{}: repeated with another body", d.message_id);
+            assert_eq!(before.properties, d.properties, "{}: repeated with other properties", d.message_id);
+            repeated += 1;
         }
+        repeated
     }
 
     /// Each of these arrived at least once.

@@ -8,6 +8,7 @@ mod attempts;
 pub mod columns;
 pub mod control;
 pub mod drain;
+pub mod letters;
 pub mod outbox;
 pub mod pool;
 pub mod progress;

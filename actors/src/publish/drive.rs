@@ -26,6 +26,7 @@ use crate::{
     deadlines::PATIENCE,
     envelope::{Reason, Rejection, Verdict},
     error::Result,
+    failpoints::{self, Point},
     status::Reason as StateReason,
 };
 
@@ -165,6 +166,7 @@ impl Lane {
             }
         });
         if confirmed > 0 {
+            failpoints::strike(Point::Confirmed);
             let at = self.hub.moment();
             let (hub, line) = (&self.hub, &self.line);
             let (mut settled, mut delivered) = (false, false);
@@ -228,7 +230,9 @@ impl Lane {
             let head = self.line.look(|waiting| waiting.front().map(|job| self.admit(job, now)));
             match head {
                 None => {
-                    self.spare = None;
+                    if let Some(spare) = self.spare.take() {
+                        spare.give_back();
+                    }
                     if let Some(exchange) = self.lacking.take() {
                         self.hub.exchange_found(exchange.as_str());
                     }
@@ -296,6 +300,7 @@ impl Lane {
             return None;
         }
         let mut job = self.line.pop()?;
+        failpoints::strike(Point::PublishBefore);
         if !job.exposed {
             self.line.expose(self.spare.as_mut()?.split(exposure_of(1)));
             job.exposed = true;
