@@ -33,13 +33,16 @@ use support::{PrivateBroker, PrivatePostgres, full};
 /// What this is called among the tests.
 const NAME: &str = "random_faults_lose_nothing_and_stop_nothing";
 
+/// Of the seeds under four hundred, one that makes the most of a minute.
+const AMONG_THE_TESTS: u64 = 137;
+
 #[derive(Parser)]
 struct Args {
     /// Length of the run.
     #[arg(long, value_parser = minutes)]
     minutes: Option<Duration>,
     /// The same seed and length make the same faults.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = AMONG_THE_TESTS)]
     seed: u64,
     /// wal, poll or both.
     #[arg(long, default_value = "both", value_parser = ["wal", "poll", "both"])]
