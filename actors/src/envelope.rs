@@ -86,6 +86,8 @@ pub struct Row {
     pub columns: Box<[Option<Bytes>]>,
     /// How often this row was rejected before (0 unless it comes from the retries).
     pub attempts: u32,
+    /// Whether the broker closed a channel over it the last time: it is sent alone from the start.
+    pub refused: bool,
 }
 
 impl Row {
@@ -169,9 +171,10 @@ pub enum Reason {
     Nacked,
     /// The row's own exchange does not exist (404).
     ExchangeMissing,
-    /// The broker closed the channel or the connection over this very message.
+    /// The broker closed the channel over this very message.
     Refused,
-    /// AMQP cannot carry it: refused before it was sent. Trying again cannot help.
+    /// AMQP cannot carry it, or not within this broker's frames: refused before it was sent, or by a close of the whole
+    /// connection. Trying again cannot help, and would cost every row a reconnection.
     Invalid,
 }
 

@@ -242,7 +242,7 @@ async fn a_message_that_closes_the_channel_is_found_among_its_neighbours() {
                 matches!(verdict, Verdict::Rejected(r) if r.reason == Reason::Refused && r.detail.starts_with("406")),
                 "{verdict:?}"
             ),
-            666 => assert_eq!(reason(verdict), Some(Reason::Refused), "{verdict:?}"),
+            666 => assert_eq!(reason(verdict), Some(Reason::Invalid), "{verdict:?}"),
             _ => assert_eq!(*verdict, Verdict::Delivered, "{number}"),
         }
     }

@@ -7,6 +7,14 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+/// Tests of these names, each in both source modes.
+macro_rules! both_modes {
+    ($($case:ident),+ $(,)?) => {
+        mod wal { $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)] async fn $case() { super::$case("wal").await })+ }
+        mod poll { $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)] async fn $case() { super::$case("poll").await })+ }
+    };
+}
+
 mod blocked;
 mod broker;
 mod chaos;
@@ -16,7 +24,9 @@ mod kills;
 mod locks;
 mod log;
 mod network;
+mod poison;
 mod proxy;
 mod reconnect;
+mod rejections;
 mod relays;
 mod stop;

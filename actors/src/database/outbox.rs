@@ -174,7 +174,7 @@ impl Statements {
             last_time: format!("SELECT max(o.{at}) {unprocessed}"),
             any_until: format!("SELECT EXISTS (SELECT {unprocessed} AND (o.{at} <= $1 OR o.{at} IS NULL))"),
             claim_retries: format!(
-                "SELECT seq, attempts, {COPIED} FROM {retries} WHERE next_attempt_at <= now() \
+                "SELECT seq, attempts, {COPIED}, reason FROM {retries} WHERE next_attempt_at <= now() \
                  ORDER BY next_attempt_at LIMIT $1 FOR UPDATE SKIP LOCKED"
             ),
             next_retry: format!(

@@ -16,9 +16,10 @@ use super::{
     exchanges::{Presence, look},
     flights::{Flights, publish},
     hub::exposure_of,
-    job::{Batch, Job},
+    job::Batch,
     lane::{Lane, Session},
     line::Flight,
+    plan::{Admission, Plan},
     verdict::{Outcome, Returned},
 };
 use crate::{
@@ -34,27 +35,6 @@ use crate::{
 const TICK: Duration = Duration::from_millis(250);
 /// How long the other messages of a channel that ends may take to say why.
 const LAST_WORDS: Duration = Duration::from_millis(100);
-
-/// What a lane does next.
-#[derive(Debug)]
-enum Plan {
-    /// Send so many.
-    Send(usize),
-    /// Wait for exposure for so many.
-    Expose(usize),
-    /// Find out whether an exchange exists, and whether it is a configured one.
-    Look(ShortString, bool),
-    /// Nothing, until something happens.
-    Wait,
-}
-
-/// Whether a message may be sent now.
-enum Admission {
-    Now,
-    Later,
-    Look,
-    Never(String),
-}
 
 type Local<T> = Pin<Box<dyn Future<Output = T>>>;
 
@@ -217,85 +197,6 @@ impl Lane {
         ending
     }
 
-    fn plan(&mut self, session: &Session) -> Plan {
-        let now = Instant::now();
-        let blocked = session.link.blocked();
-        self.line.stall(blocked || self.lacking.is_some(), now);
-        if blocked {
-            return Plan::Wait;
-        }
-        if let Some(fixed) = self.fixed.clone() {
-            match self.exchanges.presence(&fixed, now) {
-                Presence::There => {}
-                Presence::Missing(_) => return Plan::Wait,
-                Presence::Unknown => return Plan::Look(fixed, true),
-            }
-        }
-        loop {
-            let head = self.line.look(|waiting| waiting.front().map(|job| self.admit(job, now)));
-            match head {
-                None => {
-                    if let Some(spare) = self.spare.take() {
-                        spare.give_back();
-                    }
-                    if let Some(exchange) = self.lacking.take() {
-                        self.hub.exchange_found(exchange.as_str());
-                    }
-                    return Plan::Wait;
-                }
-                Some(Admission::Later) => return Plan::Wait,
-                Some(Admission::Look) => {
-                    let head = self.line.look(|waiting| {
-                        waiting.front().map(|job| (job.message.exchange.clone(), !job.message.own_exchange))
-                    });
-                    return head
-                        .map_or(Plan::Wait, |(exchange, configured)| Plan::Look(exchange, configured));
-                }
-                Some(Admission::Never(words)) => self.reject_head(words),
-                Some(Admission::Now) => break,
-            }
-        }
-        if let Some(exchange) = self.lacking.take() {
-            // What needed it left with its claim; it is looked for again when something needs it again.
-            self.hub.exchange_found(exchange.as_str());
-            self.line.stall(false, now);
-        }
-        let one_by_one = self.hub.alone() || self.hub.holds();
-        let count = if one_by_one { 1 } else { self.group.min(self.line.waiting()) };
-        let room = if one_by_one {
-            usize::from(self.hub.unconfirmed() == 0)
-        } else {
-            self.window.saturating_sub(self.line.under_way.borrow().outstanding())
-        };
-        if count > room {
-            return Plan::Wait;
-        }
-        let needed = self.line.look(|waiting| waiting.iter().take(count).filter(|job| !job.exposed).count());
-        let spare = self.spare.as_ref().map_or(0, |spare| spare.cost().messages as usize);
-        if needed > spare {
-            let Some(credit) = self.hub.shared.exposure.try_acquire(exposure_of(needed - spare)) else {
-                return Plan::Expose(needed - spare);
-            };
-            self.keep(credit);
-        }
-        if self.hub.holds() && !self.hub.probe(now) {
-            return Plan::Wait;
-        }
-        Plan::Send(count)
-    }
-
-    fn admit(&self, job: &Job, now: Instant) -> Admission {
-        if self.line.under_way.borrow().contains(&job.message.envelope.row.id) {
-            return Admission::Later;
-        }
-        match self.exchanges.presence(&job.message.exchange, now) {
-            Presence::There => Admission::Now,
-            Presence::Unknown => Admission::Look,
-            Presence::Missing(words) if job.message.own_exchange => Admission::Never(words),
-            Presence::Missing(_) => Admission::Later,
-        }
-    }
-
     /// Takes the next message off the line if it may be sent now.
     fn next(&mut self, now: Instant) -> Option<Ready> {
         let admitted = self.line.look(|waiting| {
@@ -325,17 +226,18 @@ impl Lane {
         Some(Ready { tag, exchange, routing_key, body, properties })
     }
 
-    /// The first message that waits names an exchange of its own that does not exist.
-    fn reject_head(&mut self, detail: String) {
+    /// The first message that waits names an exchange of its own that does not exist or is forbidden.
+    pub(super) fn reject_head(&mut self, reason: Reason, detail: String) {
         let Some(job) = self.line.pop() else { return };
         let exposure = self.line.share(&job);
-        let verdict = Verdict::Rejected(Rejection { reason: Reason::ExchangeMissing, detail });
+        let verdict = Verdict::Rejected(Rejection { reason, detail });
         self.hub.settle(job, verdict, None, exposure, self.hub.moment());
         self.hub.news.ring();
         self.settled = true;
     }
 
-    fn keep(&mut self, credit: Credit) {
+    /// Keeps exposure that was granted.
+    pub(super) fn keep(&mut self, credit: Credit) {
         match &mut self.spare {
             Some(spare) => spare.merge(credit),
             None => self.spare = Some(credit),

@@ -17,7 +17,7 @@ use lapin::{
 use super::{broker::Link, close::words};
 use crate::deadlines::STEP;
 
-/// How long an exchange is taken to be missing before it is looked for again.
+/// How long an exchange is taken to be missing, or forbidden, before it is tried again.
 const MISSING_FOR: Duration = Duration::from_secs(3);
 /// So many missing exchanges are remembered; rows may name any number.
 const REMEMBERED: usize = 1024;
@@ -28,17 +28,20 @@ pub(super) enum Presence {
     There,
     /// It does not; the broker's words.
     Missing(String),
+    /// It does, and the broker does not let us write to it; its words.
+    Forbidden(String),
     /// Not looked for, or no answer.
     Unknown,
 }
 
-/// What is known, for as long as a channel lives: who deletes an exchange makes the broker close it.
+/// What is known. That an exchange exists holds as long as a channel lives: who deletes one makes the broker close it.
 #[derive(Debug, Default)]
 pub(super) struct Exchanges {
     /// The last one asked about that exists: mostly it is the only one.
     last: RefCell<ShortString>,
     there: HashSet<ShortString>,
-    missing: HashMap<ShortString, (Instant, String)>,
+    /// Those that cannot be published to, whatever channel is open.
+    closed: HashMap<ShortString, (Instant, Presence)>,
 }
 
 impl Exchanges {
@@ -52,26 +55,34 @@ impl Exchanges {
             self.last.borrow_mut().clone_from(exchange);
             return Presence::There;
         }
-        match self.missing.get(exchange) {
-            Some((since, words)) if now.duration_since(*since) < MISSING_FOR => {
-                Presence::Missing(words.clone())
-            }
+        match self.closed.get(exchange) {
+            Some((since, presence)) if now.duration_since(*since) < MISSING_FOR => presence.clone(),
             _ => Presence::Unknown,
         }
+    }
+
+    /// Another channel was opened: what existed is to be looked for again.
+    pub(super) fn renew(&mut self) {
+        self.there.clear();
+        self.last.take();
     }
 
     /// Notes what was found.
     pub(super) fn note(&mut self, exchange: ShortString, presence: &Presence, now: Instant) {
         match presence {
             Presence::There => {
-                self.missing.remove(&exchange);
+                self.closed.remove(&exchange);
                 self.there.insert(exchange);
             }
-            Presence::Missing(words) => {
-                if self.missing.len() >= REMEMBERED {
-                    self.missing.retain(|_, (since, _)| now.duration_since(*since) < MISSING_FOR);
+            Presence::Missing(_) | Presence::Forbidden(_) => {
+                if self.closed.len() >= REMEMBERED {
+                    self.closed.retain(|_, (since, _)| now.duration_since(*since) < MISSING_FOR);
                 }
-                self.missing.insert(exchange, (now, words.clone()));
+                self.there.remove(&exchange);
+                if *self.last.borrow() == exchange {
+                    self.last.take();
+                }
+                self.closed.insert(exchange, (now, presence.clone()));
             }
             Presence::Unknown => {}
         }
@@ -136,5 +147,21 @@ mod tests {
         assert_eq!(exchanges.presence(&name, later), Presence::Unknown);
         exchanges.note(name.clone(), &Presence::There, later);
         assert_eq!(exchanges.presence(&name, later + MISSING_FOR), Presence::There);
+    }
+
+    #[test]
+    fn a_new_channel_forgets_what_was_there_and_keeps_what_was_forbidden() {
+        let (mut exchanges, now) = (Exchanges::default(), Instant::now());
+        let (there, forbidden) = (ShortString::from("orders"), ShortString::from("private"));
+        let words = Presence::Forbidden("403 ACCESS_REFUSED".to_owned());
+        for name in [&there, &forbidden] {
+            exchanges.note(name.clone(), &Presence::There, now);
+            assert_eq!(exchanges.presence(name, now), Presence::There);
+        }
+        exchanges.note(forbidden.clone(), &words, now);
+        exchanges.renew();
+        assert_eq!(exchanges.presence(&there, now), Presence::Unknown);
+        assert_eq!(exchanges.presence(&forbidden, now), words);
+        assert_eq!(exchanges.presence(&forbidden, now + MISSING_FOR), Presence::Unknown);
     }
 }

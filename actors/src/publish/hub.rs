@@ -126,9 +126,11 @@ impl Hub {
         }
     }
 
-    /// Marks a message as suspect if it was when it left without a verdict.
+    /// Marks a message as suspect if it was when it left without a verdict, or if the broker closed a channel over it the
+    /// last time: that costs one reopening an attempt, and no neighbour's.
     pub(super) fn recall(&self, job: &mut Job) {
-        if self.remembered.borrow_mut().remove(&job.message.envelope.row.id) {
+        let row = &job.message.envelope.row;
+        if self.remembered.borrow_mut().remove(&row.id) || row.refused {
             self.suspect(job);
         }
     }

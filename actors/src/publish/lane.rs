@@ -18,7 +18,7 @@ use lapin::{
 use super::{
     broker::{Broker, Link},
     close::Ending,
-    exchanges::Exchanges,
+    exchanges::{Exchanges, Presence},
     hub::Hub,
     job::Job,
     line::{Flight, Line},
@@ -38,6 +38,8 @@ const REOPEN_PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration
 /// Closes over a missing exchange in a row, without a verdict between, before a message is suspected: the exchange is
 /// looked for again each time, and once it is known to be missing no message is to blame.
 const MISSING_IN_A_ROW: u32 = 3;
+/// AMQP's code for a broker that failed.
+const INTERNAL_ERROR: u16 = 541;
 
 /// A channel that is open, and the connection it is on.
 #[derive(Debug)]
@@ -137,7 +139,7 @@ impl Lane {
                 Ok(Ok(channel)) => {
                     self.hub.count_channels(true);
                     self.broker.found(self.forbidden);
-                    self.exchanges = Exchanges::default();
+                    self.exchanges.renew();
                     self.settled = false;
                     self.silent = false;
                     self.moved = Instant::now();
@@ -189,11 +191,19 @@ impl Lane {
                 && unconfirmed
             {
                 let certain = outstanding == 1 && (alone || !connection || self.hub.lines.len() == 1);
-                if certain && code == 403 && !job.message.own_exchange && words.contains("access to exchange")
-                {
+                // The broker's code does not tell an exchange from a topic, which is the row's own routing key.
+                let forbidden = code == 403 && words.contains("access to exchange");
+                if certain && forbidden && !job.message.own_exchange {
                     self.forbid(words);
                 } else if certain {
-                    self.condemn(job, sent, words);
+                    if forbidden {
+                        let presence = Presence::Forbidden(words.to_owned());
+                        self.exchanges.note(job.message.exchange.clone(), &presence, Instant::now());
+                    }
+                    // What a broker fails over now it may take another time; what it cannot read it never will.
+                    let reason =
+                        if connection && code != INTERNAL_ERROR { Reason::Invalid } else { Reason::Refused };
+                    self.condemn(job, sent, Rejection { reason, detail: words.to_owned() });
                     continue;
                 }
                 self.hub.suspect(&mut job);
@@ -204,8 +214,7 @@ impl Lane {
     }
 
     /// The broker closed over this very message: that is its verdict.
-    fn condemn(&mut self, job: Job, sent: Instant, words: &str) {
-        let rejection = Rejection { reason: Reason::Refused, detail: words.to_owned() };
+    fn condemn(&mut self, job: Job, sent: Instant, rejection: Rejection) {
         let exposure = self.line.share(&job);
         self.hub.settle(job, Verdict::Rejected(rejection), Some(sent), exposure, self.hub.moment());
         self.hub.news.ring();

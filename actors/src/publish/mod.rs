@@ -27,6 +27,7 @@ mod job;
 mod lane;
 mod line;
 mod news;
+mod plan;
 pub mod streak;
 pub mod verdict;
 

@@ -9,7 +9,7 @@ use crate::{
         outbox::Outbox,
         values::{Raw, Time},
     },
-    envelope::{ContentKind, Row},
+    envelope::{ContentKind, Reason, Row},
     error::{Error, Kind, Result},
 };
 
@@ -34,6 +34,7 @@ pub(super) fn of_outbox(row: &PgRow, outbox: &Outbox) -> Result<Row> {
         routing_key: bytes(row, 7)?,
         columns: (0..outbox.template_columns.len()).map(|n| bytes(row, FIXED + n)).collect::<Result<_>>()?,
         attempts: 0,
+        refused: false,
     })
 }
 
@@ -55,6 +56,7 @@ pub(super) fn of_retries(row: &PgRow, outbox: &Outbox) -> Result<(i64, Row)> {
         routing_key: bytes(row, 10)?,
         columns: read_columns(row.try_get(11).map_err(failed)?, &outbox.template_columns)?,
         attempts: u32::try_from(attempts).unwrap_or(0),
+        refused: row.try_get::<_, &str>(12).map_err(failed)? == Reason::Refused.as_str(),
     };
     Ok((seq, row))
 }
