@@ -7,4 +7,14 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+/// Tests of these names, each in both source modes.
+macro_rules! both_modes {
+    ($($case:ident),+ $(,)?) => {
+        mod wal { $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)] async fn $case() { super::$case("wal").await })+ }
+        mod poll { $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)] async fn $case() { super::$case("poll").await })+ }
+    };
+}
+
 mod broker;
+mod poison;
+mod rejections;

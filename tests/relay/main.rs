@@ -11,6 +11,5 @@ mod conformance;
 mod dead_letters;
 mod poll;
 mod refusals;
-mod rejections;
 mod toolbox;
 mod wal;
