@@ -26,6 +26,8 @@ pub enum Kind {
     SlotLost,
     /// Another session streams from the slot.
     SlotInUse,
+    /// A session of our own that has ended still holds the slot: the server has not noticed yet.
+    SlotLingers,
     /// The slot is not ours to use: another plugin or another database.
     SlotForeign,
     /// The broker cannot be reached, or a connection to it broke.
@@ -69,6 +71,7 @@ impl Kind {
             | Kind::DatabaseRefused
             | Kind::DatabaseReadonly
             | Kind::TableLocked
+            | Kind::SlotLingers
             | Kind::BrokerDown
             | Kind::BrokerRefused
             | Kind::ExchangeMissing => Disposition::Rebuild,
@@ -96,6 +99,7 @@ impl Kind {
             Kind::DatabaseUnprepared => "database not prepared",
             Kind::SlotLost => "slot lost",
             Kind::SlotInUse => "slot in use",
+            Kind::SlotLingers => "slot still held by our last session",
             Kind::SlotForeign => "slot is not ours",
             Kind::BrokerDown => "broker unreachable",
             Kind::BrokerRefused => "broker refuses",

@@ -1,6 +1,6 @@
 //! The delivery law under faults: the real relay, real servers, and everything that happens to them.
-//! Each test is named after the right behaviour; `C01` and the like in its comment is the fault's number in the list
-//! that `docs/develop.md` keeps.
+//! Each test is named after the right behaviour; `C01` and the like in its comment is the fault's number
+//! in `docs/faults.md`.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should say where")]
 #![allow(clippy::disallowed_methods, reason = "tests speak to the server itself, with no pooler between")]
 
@@ -15,6 +15,18 @@ macro_rules! both_modes {
     };
 }
 
+mod blocked;
 mod broker;
+mod chaos;
+mod database;
+mod failpoints;
+mod kills;
+mod locks;
+mod log;
+mod network;
 mod poison;
+mod proxy;
+mod reconnect;
 mod rejections;
+mod relays;
+mod stop;

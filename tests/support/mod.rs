@@ -1,21 +1,29 @@
 //! What the integration tests stand on: a database and a vhost of its own for each test, an oracle that records
-//! every delivery, the relay as a process, and private servers that may be frozen, blocked and killed.
+//! every delivery, the relay as a process, private servers that may be frozen, blocked and killed, and a proxy that
+//! does what networks do.
 //!
 //! Services come from `./dev test`, or from a `./dev up` before a plain `cargo test`.
 #![allow(dead_code, unused_imports, reason = "a toolbox: each test takes what it needs")]
 
+mod between;
 mod database;
 mod dev;
 mod http;
 mod oracle;
 mod private;
+mod process;
+mod proxy;
 mod relay;
 mod stage;
 mod vhost;
 
+pub(crate) use between::Between;
 pub(crate) use database::{Database, connect};
-pub(crate) use oracle::{Delivery, Oracle};
+pub(crate) use http::{Answer, call as http_call};
+pub(crate) use oracle::{Delivery, Oracle, Sink, consume_for_ever};
 pub(crate) use private::{Pgbouncer, PrivateBroker, PrivatePostgres};
+pub(crate) use process::{Held, UNREADY_WITHIN};
+pub(crate) use proxy::{Cut, Proxy, Way, is_confirm, is_method};
 pub(crate) use relay::{Exit, Metrics, Relay, RelayConfig};
 pub(crate) use stage::{Stage, commit};
 pub(crate) use vhost::Vhost;

@@ -2,7 +2,7 @@
 
 use tokio_postgres::Client;
 
-use super::{Database, Oracle, RelayConfig, Vhost};
+use super::{Database, Oracle, RelayConfig, Vhost, eventually};
 
 /// A database with the tables of `postrider migrate`, a vhost with exchange `outbox` and an oracle on everything.
 pub(crate) struct Stage {
@@ -65,6 +65,38 @@ impl Stage {
         let mut texts: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
         texts.sort_unstable();
         texts
+    }
+
+    /// Commits `n` rows, counted from `first`, in transactions of `each`, as fast as they can be: on a connection of its
+    /// own, on which a commit does not wait for the disk. Returns their ids in order.
+    pub(crate) async fn load(&self, first: usize, n: usize, each: usize) -> Vec<String> {
+        let app = self.database.connect().await;
+        let last = first + n - 1;
+        let sql = format!(
+            "DO $$ BEGIN
+                 FOR t IN {first}..{last} BY {each} LOOP
+                     INSERT INTO outbox_messages (id, type, content, occurred_on_utc)
+                     SELECT gen_random_uuid(), 'order.created', jsonb_build_object('n', g), clock_timestamp()
+                     FROM generate_series(t, least(t + {each} - 1, {last})) g ORDER BY g;
+                     COMMIT;
+                 END LOOP;
+             END $$"
+        );
+        // By themselves: a block that commits cannot be one statement of several.
+        app.batch_execute("SET synchronous_commit = off").await.expect("a setting");
+        app.batch_execute(&sql).await.expect("rows are written");
+        let sql = "SELECT id::text FROM outbox_messages WHERE (content->>'n')::int8 BETWEEN $1 AND $2
+                   ORDER BY (content->>'n')::int8";
+        let bound = |n: usize| i64::try_from(n).expect("small");
+        let rows = app.query(sql, &[&bound(first), &bound(last)]).await.expect("rows are read");
+        rows.iter().map(|row| row.get(0)).collect()
+    }
+
+    /// Waits until every row is recorded as processed, and none waits for another attempt.
+    pub(crate) async fn all_recorded(&self) {
+        let left = "SELECT (SELECT count(*) FROM outbox_messages WHERE processed_on_utc IS NULL)
+                         + (SELECT count(*) FROM postrider_retries)";
+        eventually("everything is recorded", async || (self.number(left).await == 0).then_some(())).await;
     }
 
     /// One row with this type and content, as SQL text; returns its id.

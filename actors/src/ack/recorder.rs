@@ -11,6 +11,7 @@ use std::{
 };
 
 use deadpool_postgres::Object;
+use tokio_postgres::Client;
 
 use crate::{
     ack::stream::{self, StreamRecorded},
@@ -25,10 +26,6 @@ use crate::{
     settings::RowPolicy,
     status::{Reason, board::default_remedy},
 };
-
-/// How long one recording may take before the connection counts as dead. Above `lock_timeout` and any healthy commit;
-/// a synchronous standby that is away holds the commit itself, and then this makes us ask again on a new connection.
-const RECORD_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Pause before a recording that met a lock or a deadlock is tried again, and between looks at a row that is not
 /// visible yet.
@@ -150,7 +147,7 @@ impl StreamRecorder {
         let connection = self.connection().await?;
         let settings = &self.shared.settings.publish;
         let attempt = stream::record_stream(&connection, &self.outbox, settlements, Some(progress), settings);
-        match timely(attempt).await {
+        match pool::patiently(&self.shared.board, attempt).await {
             Ok(recorded) => {
                 self.connection = Some(connection);
                 Ok(recorded)
@@ -167,21 +164,24 @@ impl StreamRecorder {
     /// by somebody: it counts as vanished and leaves `settlements`. One whose transaction is not visible hangs in its
     /// COMMIT: it stays, and is waited for.
     async fn find_unmarked(&mut self, settlements: &mut Vec<Settlement>) -> Result<()> {
-        let connection = self.connection().await?;
-        let missing = self.missing(&connection, settlements).await?;
-        let xids: HashSet<u32> =
-            settlements.iter().filter(|s| missing.contains(&*s.envelope.row.id)).filter_map(xid).collect();
-        let mut visible = HashSet::new();
-        for xid in xids {
-            if timely(stream::visible(&connection, xid)).await? {
-                visible.insert(xid);
+        const OP: &str = "look for rows that were not hit";
+        let asked: &[Settlement] = settlements;
+        let (missing, visible) = pool::ask(&self.shared.pool, OP, async |client| {
+            let missing = self.missing(client, asked).await?;
+            let xids: HashSet<u32> =
+                asked.iter().filter(|s| missing.contains(&*s.envelope.row.id)).filter_map(xid).collect();
+            let mut visible = HashSet::new();
+            for xid in xids {
+                if stream::visible(client, xid).await? {
+                    visible.insert(xid);
+                }
             }
-        }
-        // Asked again, because a transaction may have become visible between the two questions: only a row that is
-        // missing *after* its transaction was seen is gone.
-        let missing = self.missing(&connection, settlements).await?;
+            // Asked again, because a transaction may have become visible between the two questions: only a row that is
+            // missing *after* its transaction was seen is gone.
+            Ok((self.missing(client, asked).await?, visible))
+        })
+        .await?;
         let is_missing = |settlement: &Settlement| missing.contains(&*settlement.envelope.row.id);
-        self.connection = Some(connection);
         let before = settlements.len();
         settlements.retain(|settlement| {
             !(is_missing(settlement) && xid(settlement).is_some_and(|xid| visible.contains(&xid)))
@@ -220,10 +220,10 @@ impl StreamRecorder {
     }
 
     /// The ids among `settlements` that no visible row has.
-    async fn missing(&self, connection: &Object, settlements: &[Settlement]) -> Result<HashSet<Vec<u8>>> {
+    async fn missing(&self, client: &Client, settlements: &[Settlement]) -> Result<HashSet<Vec<u8>>> {
         let ids: Vec<&str> =
             settlements.iter().filter_map(|s| std::str::from_utf8(&s.envelope.row.id).ok()).collect();
-        let missing = timely(stream::missing(connection, &self.outbox, &ids)).await?;
+        let missing = stream::missing(client, &self.outbox, &ids).await?;
         Ok(missing.into_iter().map(String::into_bytes).collect())
     }
 
@@ -254,7 +254,7 @@ impl StreamRecorder {
         self.shared.figures.durable_lsn.fetch_max(flush.0, Relaxed);
         let held = self.exposure.cost().messages;
         let settled = held.saturating_sub(self.out_of_order());
-        drop(self.exposure.split(Cost { messages: settled, bytes: 0 }));
+        self.exposure.split(Cost { messages: settled, bytes: 0 }).give_back();
     }
 
     /// Rows recorded beyond the contiguous prefix are streamed, and so sent, again after a crash: they stay exposed.
@@ -284,10 +284,4 @@ fn xid(settlement: &Settlement) -> Option<u32> {
 
 fn delivered(settlement: &Settlement) -> bool {
     settlement.verdict == Verdict::Delivered
-}
-
-async fn timely<T>(query: impl Future<Output = Result<T>>) -> Result<T> {
-    tokio::time::timeout(RECORD_TIMEOUT, query)
-        .await
-        .map_err(|elapsed| Error::new(Kind::DatabaseDown, "record what was delivered").with_source(elapsed))?
 }

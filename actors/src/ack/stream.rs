@@ -20,8 +20,10 @@ use crate::{
         pool::answered,
         progress::{Parameters, Progress},
     },
+    deadlines::{LOCK, STATEMENT},
     envelope::{Settlement, Verdict},
     error::{Error, Kind, Result},
+    failpoints::{self, Point},
     settings::{PublishSettings, RowPolicy},
 };
 
@@ -91,6 +93,7 @@ pub async fn record_stream(
     let expected = recorded.expected.cast_signed();
     let mut steps: Vec<(Answer, Step<'_>)> = Vec::with_capacity(4);
     if !rejected.retried.is_empty() {
+        failpoints::pass(Point::RetriesInsert)?;
         steps.push((Answer::Done, (&sql.insert_retries, rejected.retried.copies(true))));
     }
     if !rejected.parked.is_empty() {
@@ -122,7 +125,7 @@ pub async fn record_stream(
     if !steps.is_empty() {
         // Progress alone may be lost in a crash of the server: what it covers is repeated, not missed. A rejection may not.
         let relaxed = keep && rejected.is_empty();
-        recorded.marked = run(client, begin(relaxed), &steps).await?;
+        recorded.marked = run(client, &begin(relaxed), &steps).await?;
     }
     Ok(recorded)
 }
@@ -177,21 +180,26 @@ async fn run(client: &Client, begin: &str, steps: &[(Answer, Step<'_>)]) -> Resu
         }));
     }
     answers.push(Box::pin(async move { client.batch_execute("COMMIT").await.map(|()| 0) }));
+    failpoints::pass(Point::CommitBefore)?;
     let mut hit = 0;
     for answer in answered(in_order(answers), OP).await? {
         hit += answer.map_err(|error| from_postgres(error, OP))?;
     }
+    failpoints::pass(Point::CommitAfter)?;
     Ok(hit)
 }
 
 /// The start of a recording. A database whose commits are asynchronous may forget them in a crash while the slot, told
 /// that they are recorded, has moved on: so they are not, whatever its default.
-fn begin(relaxed: bool) -> &'static str {
-    if relaxed {
-        "BEGIN; SET LOCAL lock_timeout = '5s'; SET LOCAL statement_timeout = '30s'; \
-         SET LOCAL synchronous_commit = off"
+fn begin(relaxed: bool) -> String {
+    let commit = if relaxed {
+        "SET LOCAL synchronous_commit = off"
     } else {
-        "BEGIN; SET LOCAL lock_timeout = '5s'; SET LOCAL statement_timeout = '30s'; \
-         SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
-    }
+        "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
+    };
+    format!(
+        "BEGIN; SET LOCAL lock_timeout = {}; SET LOCAL statement_timeout = {}; {commit}",
+        LOCK.as_millis(),
+        STATEMENT.as_millis()
+    )
 }

@@ -8,6 +8,7 @@ pub mod columns;
 pub mod control;
 pub mod drain;
 pub mod letters;
+mod link;
 pub mod outbox;
 pub mod pool;
 pub mod progress;
@@ -16,7 +17,7 @@ mod sqlstate;
 mod tls;
 pub(crate) mod values;
 
-use std::{error::Error as _, fmt, future::poll_fn, path::PathBuf, str::FromStr, time::Duration};
+use std::{error::Error as _, fmt, future::poll_fn, path::PathBuf, str::FromStr};
 
 use tokio::sync::watch;
 use tokio_postgres::{
@@ -24,27 +25,16 @@ use tokio_postgres::{
     config::{Host, SslMode as PgSslMode},
 };
 use tokio_postgres_rustls::MakeRustlsConnect;
+use tokio_util::sync::CancellationToken;
 
-use crate::error::{Error, Kind, Result};
+use crate::{
+    deadlines::{ASK, CONNECT, KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_RETRIES, TCP_USER_TIMEOUT},
+    error::{Error, Kind, Result},
+};
 
+pub use link::Link;
 pub use replication::replication_config;
 pub use sqlstate::from_postgres;
-
-/// How long reaching and greeting the server may take. Longer than a TCP retransmission or two and a slow name
-/// server; short enough that a backoff loop notices a dead host several times a minute.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Silence after which the kernel probes the peer. Well below the idle timeouts of common firewalls and load
-/// balancers (AWS drops a flow after 350 s), so an idle connection is kept open and a vanished server noticed.
-const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
-/// Time between probes.
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
-/// Probes without an answer that end the connection: 15 + 3 × 5 = 30 s from silence to a verdict.
-const KEEPALIVE_RETRIES: u32 = 3;
-
-/// How long sent data may stay unacknowledged, which keepalives do not cover: they are not sent while data is in
-/// flight, and the kernel's own retransmission would take a quarter of an hour to give up.
-const TCP_USER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How a connection to PostgreSQL uses TLS, with the meaning libpq gives these words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -79,6 +69,8 @@ pub struct DatabaseSettings {
     pub key_file: Option<PathBuf>,
     /// The schema of postrider's own tables.
     pub schema: String,
+    /// What connections have in common; clones of these settings share it.
+    pub link: Link,
 }
 
 impl fmt::Debug for DatabaseSettings {
@@ -122,13 +114,32 @@ pub struct Listener {
     pub client: Client,
 }
 
+impl Listener {
+    /// Whether the server is still there: a connection that listens hears nothing from one that is not.
+    ///
+    /// # Errors
+    /// [`Kind::DatabaseDown`] if it is not.
+    pub async fn look_after(&self) -> Result<()> {
+        self.ask("SELECT 1", "look after the connection that listens").await
+    }
+
+    async fn ask(&self, sql: &str, op: &'static str) -> Result<()> {
+        match tokio::time::timeout(ASK, self.client.batch_execute(sql)).await {
+            Ok(done) => done.map_err(|error| from_postgres(error, op)),
+            Err(elapsed) => Err(Error::new(Kind::DatabaseDown, op).with_source(elapsed)),
+        }
+    }
+}
+
 /// Connects through `direct_url` and listens on `channel`.
 pub async fn listen(settings: &DatabaseSettings, application_name: &str, channel: &str) -> Result<Listener> {
     const OP: &str = "listen for notifications";
     let config = client_config(settings, &settings.direct_url, application_name)?;
-    let (client, mut connection) = deadline(config.connect(tls::connector(settings)?), OP).await?;
+    let connecting = settings.link.attempt(config.connect(tls::connector(settings)?));
+    let (client, mut connection) = deadline(connecting, OP).await?;
     let (sender, arrivals) = watch::channel(0);
-    tokio::spawn(async move {
+    let severed = settings.link.severed();
+    tokio::spawn(severed.run_until_cancelled_owned(async move {
         while let Some(message) = poll_fn(|cx| connection.poll_message(cx)).await {
             match message {
                 Ok(AsyncMessage::Notification(_)) => sender.send_modify(|count| *count += 1),
@@ -139,10 +150,10 @@ pub async fn listen(settings: &DatabaseSettings, application_name: &str, channel
                 }
             }
         }
-    });
-    let statement = format!("LISTEN {}", quote_identifier(channel));
-    client.batch_execute(&statement).await.map_err(|error| from_postgres(error, OP))?;
-    Ok(Listener { arrivals, client })
+    }));
+    let listener = Listener { arrivals, client };
+    listener.ask(&format!("LISTEN {}", quote_identifier(channel)), OP).await?;
+    Ok(listener)
 }
 
 /// An identifier as SQL text, quoted whatever it holds.
@@ -166,13 +177,20 @@ async fn dial(
     op: &'static str,
 ) -> Result<Client> {
     let config = client_config(settings, url, application_name)?;
-    let (client, connection) = deadline(config.connect(tls::connector(settings)?), op).await?;
-    tokio::spawn(async move {
-        if let Err(error) = connection.await {
-            tracing::debug!(error = %error, "database connection ended");
-        }
-    });
+    let connecting = settings.link.attempt(config.connect(tls::connector(settings)?));
+    let (client, connection) = deadline(connecting, op).await?;
+    tokio::spawn(run(connection, settings.link.severed()));
     Ok(client)
+}
+
+/// Runs a connection until it ends or is severed.
+async fn run<T>(connection: tokio_postgres::Connection<Socket, T>, severed: CancellationToken)
+where
+    T: tokio_postgres::tls::TlsStream + Unpin,
+{
+    if let Some(Err(error)) = severed.run_until_cancelled(connection).await {
+        tracing::debug!(error = %error, "database connection ended");
+    }
 }
 
 /// One deadline over name lookup, connecting, TLS and authentication; `connect_timeout` covers the connect alone.
@@ -183,7 +201,7 @@ async fn deadline<F, T>(
 where
     F: Future<Output = Result<(Client, tokio_postgres::Connection<Socket, T>), tokio_postgres::Error>>,
 {
-    match tokio::time::timeout(CONNECT_TIMEOUT, attempt).await {
+    match tokio::time::timeout(CONNECT, attempt).await {
         Ok(Ok(pair)) => Ok(pair),
         Ok(Err(error)) => Err(sqlstate::while_connecting(error, op)),
         Err(elapsed) => Err(Error::new(Kind::DatabaseDown, op).with_source(elapsed)),
@@ -199,7 +217,7 @@ fn client_config(settings: &DatabaseSettings, url: &str, application_name: &str)
     })?;
     config
         .application_name(application_name)
-        .connect_timeout(CONNECT_TIMEOUT)
+        .connect_timeout(CONNECT)
         .keepalives(true)
         .keepalives_idle(KEEPALIVE_IDLE)
         .keepalives_interval(KEEPALIVE_INTERVAL)
@@ -232,6 +250,7 @@ mod tests {
             cert_file: None,
             key_file: None,
             schema: "public".to_owned(),
+            link: Link::default(),
         }
     }
 

@@ -85,6 +85,8 @@ pub struct Statements {
     pub claim_retries: String,
     /// Milliseconds until the next retry is due; null if there is none.
     pub next_retry: String,
+    /// Takes the lock that marking will need, and marks nothing.
+    pub will_mark: String,
     /// Marks or deletes what was delivered: `$1` ids.
     pub delivered: String,
     /// Marks what was rejected: `$1` ids, `$2` errors, `$3` whether each is parked.
@@ -178,6 +180,8 @@ impl Statements {
             next_retry: format!(
                 "SELECT (extract(epoch FROM min(next_attempt_at) - clock_timestamp()) * 1000)::float8 FROM {retries}"
             ),
+            // LOCK TABLE asks for a privilege on the whole table, and an UPDATE of no rows fires triggers; planning one does neither
+            will_mark: format!("EXPLAIN UPDATE {table} AS o SET {error} = NULL WHERE false"),
             rejected: rejected(1),
             unpark: format!(
                 ", told AS (UPDATE {table} AS o SET {processed} = NULL FROM gone \

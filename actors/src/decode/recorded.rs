@@ -6,7 +6,7 @@
 
 use deadpool_postgres::Pool;
 use std::collections::HashSet;
-use tokio_postgres::types::Type;
+use tokio_postgres::types::{ToSql, Type};
 
 use super::stream::Candidate;
 use crate::{
@@ -40,12 +40,13 @@ pub async fn mark(
         ids.push(id);
         xids.push(candidate.envelope.place.map_or(0, |place| i64::from(place.xid)));
     }
-    let client = pool::get(connections).await?;
     let statement = statement(outbox, policy, id_type);
-    let rows = client
-        .query_typed(&statement, &[(&ids, Type::TEXT_ARRAY), (&xids, Type::INT8_ARRAY)])
-        .await
-        .map_err(|error| from_postgres(error, OP))?;
+    let rows = pool::ask(connections, OP, async |client| {
+        let parameters: [(&(dyn ToSql + Sync), Type); 2] =
+            [(&ids, Type::TEXT_ARRAY), (&xids, Type::INT8_ARRAY)];
+        client.query_typed(&statement, &parameters).await.map_err(|error| from_postgres(error, OP))
+    })
+    .await?;
     let recorded: HashSet<String> = rows
         .iter()
         .map(|row| row.try_get(0))

@@ -3,7 +3,7 @@
 //! All for one: whichever stage ends first, for whatever reason, ends the generation. A half-restarted chain is never
 //! legal, because what the missing stage held is abandoned and only a whole rebuild takes it again.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use actix::{Actor, ArbiterHandle};
 use actix_rt::Arbiter;
@@ -11,6 +11,7 @@ use tokio::sync::mpsc;
 
 use crate::{
     ack::{Acker, recorder::StreamRecorder},
+    deadlines::STOP,
     decode::{Decoder, Resume},
     envelope::RawBatch,
     error::{Error, Kind, Result},
@@ -28,10 +29,6 @@ use crate::{
 /// Batches a stage's mailbox holds. Two keep a stage busy while the next one is formed; a few more ride out a wake-up.
 /// What is in them is paid for by credits, so this bounds latency, not memory.
 pub const MAILBOX_BATCHES: usize = 8;
-
-/// How long a stage may take to stop. A stage that has not stopped by then holds something nobody may take again, so
-/// the process must end.
-pub const STOP_DEADLINE: Duration = Duration::from_secs(10);
 
 /// The threads the stages run on, one each. They outlive generations: a panic ends an actor, not its thread.
 pub struct Arbiters {
@@ -82,8 +79,8 @@ pub struct Generation {
     decoder: Arc<Outlet<RawBatch>>,
     exits: mpsc::Receiver<Exit>,
     report: mpsc::Sender<Exit>,
-    /// Stages started and not heard of yet.
-    alive: usize,
+    /// Stages started and not heard of yet; two sources are two.
+    alive: Vec<Stage>,
 }
 
 impl Generation {
@@ -122,7 +119,14 @@ impl Generation {
         let decoder = Arc::new(outlet(Stage::Source, decoder, &decode_slots));
         shared.figures.set_mailboxes(Mailboxes::new(MAILBOX_BATCHES, decode_slots, publish_slots, ack_slots));
 
-        let mut generation = Self { shared, arbiters, decoder, exits, report, alive: 3 };
+        let mut generation = Self {
+            shared,
+            arbiters,
+            decoder,
+            exits,
+            report,
+            alive: vec![Stage::Ack, Stage::Publish, Stage::Decode],
+        };
         generation.start_source(move |given, exit, decoder| ClaimSource::new(given, exit, decoder, workers));
         generation
     }
@@ -137,7 +141,7 @@ impl Generation {
         let (given, decoder) = (self.shared.clone(), Arc::clone(&self.decoder));
         let exit = ExitGuard::new(Stage::Source, self.report.clone());
         S::start_in_arbiter(&self.arbiters.of(Stage::Source), move |_| build(given, exit, decoder));
-        self.alive += 1;
+        self.alive.push(Stage::Source);
     }
 
     /// The way into the decoder, for a sweep.
@@ -149,7 +153,7 @@ impl Generation {
     pub async fn ended(&mut self) -> Ended {
         match self.exits.recv().await {
             Some(exit) => {
-                self.alive -= 1;
+                self.gone(exit.stage);
                 Ended { stage: Some(exit.stage), cause: cause(exit) }
             }
             None => Ended { stage: None, cause: Error::new(Kind::Internal, "watch the stages") },
@@ -176,21 +180,29 @@ impl Generation {
     /// Tells every stage to stop and waits for each.
     ///
     /// # Errors
-    /// [`Kind::Stuck`] when one has not stopped within [`STOP_DEADLINE`].
+    /// [`Kind::Stuck`] when one has not stopped within [`STOP`].
     pub async fn stop(mut self) -> Result<()> {
         self.shared.stop.cancel();
         let all = async {
-            while self.alive > 0 {
+            while !self.alive.is_empty() {
                 let Some(exit) = self.exits.recv().await else { break };
-                self.alive -= 1;
+                self.gone(exit.stage);
                 if let ExitStatus::Vanished = exit.status {
                     tracing::error!(stage = exit.stage.as_str(), "stage panicked while stopping");
                 }
             }
         };
-        tokio::time::timeout(STOP_DEADLINE, all)
-            .await
-            .map_err(|elapsed| Error::new(Kind::Stuck, "wait for the stages to stop").with_source(elapsed))
+        let stopped = tokio::time::timeout(STOP, all).await;
+        stopped.map_err(|elapsed| {
+            let left: Vec<&str> = self.alive.iter().map(|stage| stage.as_str()).collect();
+            Error::new(Kind::Stuck, format!("wait for {} to stop", left.join(" and "))).with_source(elapsed)
+        })
+    }
+
+    fn gone(&mut self, stage: Stage) {
+        if let Some(at) = self.alive.iter().position(|alive| *alive == stage) {
+            self.alive.swap_remove(at);
+        }
     }
 }
 

@@ -77,8 +77,8 @@ pub fn identity(stored: &ProgressRow) -> Option<StreamIdentity> {
 /// # Errors
 /// When the database cannot be asked.
 pub async fn stored(pool: &Pool, outbox: &Outbox) -> Result<Option<ProgressRow>> {
-    let client = pool::get(pool).await?;
-    progress::load_progress(&client, outbox).await
+    const OP: &str = "read the recorded progress";
+    pool::ask(pool, OP, async |client| progress::load_progress(client, outbox).await).await
 }
 
 /// Stores which stream is about to be read, before anything of it is.
@@ -94,10 +94,8 @@ pub async fn begin_streaming(
     if !plan.anew {
         return Ok(());
     }
-    let client = pool::get(pool).await?;
-    // The sweep first: a start that is killed between the two sweeps again instead of not at all.
+    const OP: &str = "record which stream is read";
     let sweep = if plan.sweep { Sweep::Pending } else { Sweep::Done };
-    progress::set_sweep(&client, outbox, sweep, plan.overlap).await?;
     let progress = progress::Progress {
         slot: identity.slot.clone(),
         system_identifier: identity.system_identifier.clone(),
@@ -105,7 +103,12 @@ pub async fn begin_streaming(
         position: plan.resume.position,
         flush: plan.resume.flush,
     };
-    progress::store_progress(&client, outbox, &progress).await
+    pool::ask(pool, OP, async |client| {
+        // The sweep first: a start that is killed between the two sweeps again instead of not at all.
+        progress::set_sweep(client, outbox, sweep, plan.overlap).await?;
+        progress::store_progress(client, outbox, &progress).await
+    })
+    .await
 }
 
 /// Stores that rows are claimed from now on, so that a later stream sweeps what was committed meanwhile.
@@ -113,8 +116,8 @@ pub async fn begin_streaming(
 /// # Errors
 /// When it cannot be stored.
 pub async fn begin_polling(pool: &Pool, outbox: &Outbox) -> Result<()> {
-    let client = pool::get(pool).await?;
-    progress::set_mode(&client, outbox, "poll").await
+    const OP: &str = "record the source mode";
+    pool::ask(pool, OP, async |client| progress::set_mode(client, outbox, "poll").await).await
 }
 
 #[cfg(test)]

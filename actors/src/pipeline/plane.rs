@@ -5,7 +5,10 @@
 //! and survives restarts.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError, atomic::Ordering::Relaxed},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::{Duration, Instant, SystemTime},
 };
 
@@ -21,10 +24,11 @@ use crate::{
         outbox::Outbox,
         pool,
     },
-    error::{Error, Kind, Result},
+    deadlines::{ASK, PATIENCE},
+    error::{Kind, Result},
     position::Lsn,
     settings::{Settings, SourceSettings},
-    status::{Board, figures::Figures},
+    status::{Board, Reason, board::default_remedy, figures::Figures},
 };
 
 /// How often SQL is asked for what only SQL knows: 12 statements a minute.
@@ -32,9 +36,6 @@ pub const READ_INTERVAL: Duration = Duration::from_secs(5);
 
 /// How often a drain looks whether it has arrived. Only while one runs.
 const DRAIN_INTERVAL: Duration = Duration::from_millis(500);
-
-/// How long a read or a write of the control plane may take.
-const DEADLINE: Duration = Duration::from_secs(10);
 
 /// The figures that need SQL, and when they were read.
 #[derive(Debug, Clone)]
@@ -65,6 +66,10 @@ pub struct Plane {
     /// Serialises requests: each is a write and then a change here.
     asking: tokio::sync::Mutex<()>,
     drained: Mutex<bool>,
+    /// Whether this has put it on the board that the database does not answer.
+    unanswered: AtomicBool,
+    /// Whether the database has answered anything of the reading that is under way, or was last.
+    answered: AtomicBool,
 }
 
 impl Plane {
@@ -83,6 +88,8 @@ impl Plane {
             outbox: Mutex::new(None),
             asking: tokio::sync::Mutex::new(()),
             drained: Mutex::new(false),
+            unanswered: AtomicBool::new(false),
+            answered: AtomicBool::new(false),
         })
     }
 
@@ -141,19 +148,18 @@ impl Plane {
         if self.request.borrow().desired == desired {
             return Ok(());
         }
-        let store = async {
-            let client = pool::get(&self.pool).await?;
-            let outbox = self.outbox(&client).await?;
+        let request = pool::ask_within(&self.pool, ASK, "store what is asked for", async |client| {
+            let outbox = self.outbox(client).await?;
             let drain_target = match (desired, &self.settings.source) {
-                (Desired::Drain, SourceSettings::Wal(_)) => Some(drain::mark(&client).await?.to_string()),
-                (Desired::Drain, SourceSettings::Poll(_)) => Some(drain::current_snapshot(&client).await?),
+                (Desired::Drain, SourceSettings::Wal(_)) => Some(drain::mark(client).await?.to_string()),
+                (Desired::Drain, SourceSettings::Poll(_)) => Some(drain::current_snapshot(client).await?),
                 _ => None,
             };
             let request = Request { desired, drain_target };
-            control::store_request(&client, &outbox, &request).await?;
+            control::store_request(client, &outbox, &request).await?;
             Ok(request)
-        };
-        let request = timely(store).await?;
+        })
+        .await?;
         let target = request.drain_target.as_deref().unwrap_or("");
         tracing::info!(desired = desired.as_str(), target, "asked for");
         self.adopt(request);
@@ -213,13 +219,10 @@ impl Plane {
                 biased;
                 () = stop.cancelled() => return,
                 _ = read.tick() => {
-                    // An outage is reported by the stages, which also know when it ends.
-                    if let Err(error) = self.read().await {
-                        tracing::debug!(error = %error.chain(), "figures not read");
-                    }
+                    stop.run_until_cancelled(self.look()).await;
                 }
                 _ = drain.tick(), if self.request.borrow().desired == Desired::Drain && !self.drained() => {
-                    if let Err(error) = timely(self.advance_drain()).await {
+                    if let Some(Err(error)) = stop.run_until_cancelled(self.advance_drain()).await {
                         tracing::debug!(error = %error.chain(), "drain not looked at");
                     }
                 }
@@ -240,31 +243,66 @@ impl Plane {
         }
     }
 
+    /// Reads, and says on the board when the database does not answer: an idle relay has no other question under way,
+    /// and a busy one waits longer for its own.
+    async fn look(&self) {
+        let began = Instant::now();
+        let mut reading = std::pin::pin!(self.read());
+        let result = match tokio::time::timeout(PATIENCE, &mut reading).await {
+            Ok(result) => result,
+            Err(_silence) => {
+                let detail = format!("no answer from the database for {} s", PATIENCE.as_secs());
+                self.unanswered(detail);
+                reading.await
+            }
+        };
+        let Err(error) = result else { return };
+        tracing::debug!(error = %error.chain(), "figures not read");
+        if error.kind() == Kind::DatabaseDown {
+            self.unanswered(error.chain());
+        }
+        // Not even the first, small question was answered.
+        if began.elapsed() >= ASK && !self.answered.load(Relaxed) {
+            self.settings.database.link.sever();
+        }
+    }
+
+    fn unanswered(&self, detail: String) {
+        self.unanswered.store(true, Relaxed);
+        self.board.raise(Reason::DatabaseDown, detail, default_remedy(Reason::DatabaseDown));
+    }
+
     /// Reads what was asked for, and the figures that need SQL.
     ///
     /// # Errors
     /// When the database cannot be asked; nothing changes then.
     pub async fn read(&self) -> Result<()> {
-        timely(self.read_now()).await
-    }
-
-    async fn read_now(&self) -> Result<()> {
-        let client = pool::get(&self.pool).await?;
         let _one_at_a_time = self.asking.lock().await;
-        let outbox = self.outbox(&client).await?;
-        self.adopt(control::load_request(&client, &outbox).await?);
-        let asked = SystemTime::now();
         let slot = match &self.settings.source {
             SourceSettings::Wal(wal) => Some(wal.slot.as_str()),
             SourceSettings::Poll(_) => None,
         };
-        let health = control::health(&client, &outbox, slot).await?;
+        self.answered.store(false, Relaxed);
+        let (request, health, asked, instant) =
+            pool::ask_within(&self.pool, ASK, "read the database's figures", async |client| {
+                let outbox = self.outbox(client).await?;
+                let request = control::load_request(client, &outbox).await?;
+                self.answered.store(true, Relaxed);
+                let (asked, instant) = (SystemTime::now(), Instant::now());
+                Ok((request, control::health(client, &outbox, slot).await?, asked, instant))
+            })
+            .await?;
+        self.adopt(request);
+        if self.unanswered.swap(false, Relaxed) {
+            self.board.clear(Reason::DatabaseDown);
+        }
         // Half of the round trip is the best guess at when the server looked at its clock.
         let half = asked.elapsed().unwrap_or_default() / 2;
         let ours = (asked + half)
             .duration_since(SystemTime::UNIX_EPOCH)
             .map_or(0, |since| i64::try_from(since.as_micros()).unwrap_or(i64::MAX));
         self.figures.clock_offset.store(health.now.saturating_sub(ours), Relaxed);
+        self.figures.set_server(health.wal_lsn, instant);
         self.reading.send_replace(Some(Reading { health, at: SystemTime::now(), instant: Instant::now() }));
         Ok(())
     }
@@ -276,8 +314,12 @@ impl Plane {
         let arrived = match target.parse::<Lsn>() {
             Ok(lsn) => Lsn(self.figures.durable_lsn.load(Relaxed)) >= lsn,
             Err(_) => {
-                let client = pool::get(&self.pool).await?;
-                let remaining = drain::remaining(&client, &self.settings.outbox, &target).await?;
+                let outbox = &self.settings.outbox;
+                let remaining =
+                    pool::ask_within(&self.pool, ASK, "look how far a drain is", async |client| {
+                        drain::remaining(client, outbox, &target).await
+                    })
+                    .await?;
                 self.remaining.send_replace(Some(remaining));
                 self.apply();
                 remaining == 0
@@ -289,10 +331,4 @@ impl Plane {
         }
         Ok(())
     }
-}
-
-async fn timely<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
-    tokio::time::timeout(DEADLINE, work)
-        .await
-        .map_err(|elapsed| Error::new(Kind::DatabaseDown, "ask the database").with_source(elapsed))?
 }

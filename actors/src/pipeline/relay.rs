@@ -7,13 +7,14 @@ use std::{
 
 use deadpool_postgres::Pool;
 use tokio::sync::{oneshot, watch};
+use tokio_postgres::Client;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     ack::recorder::StreamRecorder,
     control::Controls,
     credit::Credits,
-    database::{outbox::Outbox, pool},
+    database::{control, outbox::Outbox, pool},
     decode::Resume,
     error::{Disposition, Error, Kind, Result},
     metrics::{self, Stage},
@@ -90,7 +91,8 @@ impl Relay {
             let pause = match disposition {
                 Disposition::Rebuild => {
                     self.board.raise_error(&cause);
-                    pauses.next(started.elapsed())
+                    let pause = pauses.next(started.elapsed());
+                    if cause.kind() == Kind::SlotLingers { pause.min(STANDBY_INTERVAL) } else { pause }
                 }
                 Disposition::Halt => {
                     self.board.raise_error(&cause);
@@ -133,10 +135,14 @@ impl Relay {
 
     /// The table as the database describes it now.
     async fn outbox(&self) -> Result<Arc<Outbox>> {
-        let client = pool::get(&self.pool).await?;
-        let outbox = Arc::new(Outbox::load(&client, &self.settings).await?);
+        const OP: &str = "read the outbox table's columns";
+        let load = async |client: &Client| {
+            // Before anything is taken: what cannot be recorded would be sent again by every generation.
+            control::writable(client).await?;
+            Outbox::load(client, &self.settings).await
+        };
+        let outbox = Arc::new(pool::ask(&self.pool, OP, load).await?);
         self.plane.set_outbox(Arc::clone(&outbox));
-        drop(client);
         // What was asked for is known before anything is taken: a pause survives a restart.
         self.plane.read().await?;
         Ok(outbox)
@@ -145,7 +151,7 @@ impl Relay {
     /// What the stages of a new generation share.
     fn shared(&self) -> Shared {
         let credits = Credits::new(self.settings.credits);
-        let exposure = Credits::of_messages(self.settings.publish.exposure);
+        let exposure = Credits::exposure(self.settings.publish.exposure);
         self.figures.set_budgets(credits.clone(), exposure.clone());
         Shared {
             settings: Arc::clone(&self.settings),
@@ -165,8 +171,13 @@ impl Relay {
         arbiters: &Arc<Arbiters>,
         shutdown: &CancellationToken,
     ) -> Result<(), Ended> {
-        let outbox = self.outbox().await.map_err(before)?;
-        history::begin_polling(&self.pool, &outbox).await.map_err(before)?;
+        let beginning = async {
+            let outbox = self.outbox().await?;
+            history::begin_polling(&self.pool, &outbox).await
+        };
+        // Nothing was taken yet: a stop need not wait for a database that does not answer.
+        let Some(begun) = shutdown.run_until_cancelled(beginning).await else { return Ok(()) };
+        begun.map_err(before)?;
         let shared = self.shared();
         let generation =
             Generation::start(shared, Arc::clone(arbiters), None, Resume::default(), poll.workers);
@@ -180,13 +191,19 @@ impl Relay {
         arbiters: &Arc<Arbiters>,
         shutdown: &CancellationToken,
     ) -> Result<(), Ended> {
-        let outbox = self.outbox().await.map_err(before)?;
-        let progress = history::stored(&self.pool, &outbox).await.map_err(before)?;
-        let known = progress.as_ref().and_then(history::identity);
-        let stream = self.open(wal, known, arbiters).await.map_err(before)?;
+        let beginning = async {
+            let outbox = self.outbox().await?;
+            let progress = history::stored(&self.pool, &outbox).await?;
+            let known = progress.as_ref().and_then(history::identity);
+            let stream = self.open(wal, known, arbiters).await?;
+            let plan = history::plan(progress, stream.identity(), stream.created(), wal);
+            history::begin_streaming(&self.pool, &outbox, stream.identity(), &plan).await?;
+            Ok((outbox, stream, plan))
+        };
+        // Nothing was taken yet: a stop need not wait for a database that does not answer.
+        let Some(begun) = shutdown.run_until_cancelled(beginning).await else { return Ok(()) };
+        let (outbox, stream, mut plan) = begun.map_err(before)?;
         let identity = stream.identity().clone();
-        let mut plan = history::plan(progress, &identity, stream.created(), wal);
-        history::begin_streaming(&self.pool, &outbox, &identity, &plan).await.map_err(before)?;
 
         if plan.sweep {
             let shared = self.shared();
@@ -232,16 +249,19 @@ impl Relay {
         arbiters: &Arbiters,
     ) -> Result<wal::Stream> {
         let (settings, wal) = (Arc::clone(&self.settings), wal.clone());
+        let before = Some(self.figures.walsender.load(Relaxed)).filter(|pid| *pid != 0);
         let (send, opened) = oneshot::channel();
         let opening = async move {
-            let _ = send.send(wal::open(&settings, &wal, known.as_ref()).await);
+            let _ = send.send(wal::open(&settings, &wal, known.as_ref(), before).await);
         };
         let spawned = arbiters.of(Stage::Source).spawn(opening);
         let gone = || Error::new(Kind::Stuck, "open the stream on the source's thread");
         if !spawned {
             return Err(gone());
         }
-        opened.await.map_err(|_| gone())?
+        let stream = opened.await.map_err(|_| gone())??;
+        self.figures.walsender.store(stream.pid(), Relaxed);
+        Ok(stream)
     }
 
     /// The database answered and the stages are built: what was wrong with either is over.

@@ -18,21 +18,18 @@ use tokio::{sync::Mutex, task::JoinHandle};
 
 use super::{
     close::{Ending, words},
-    dial::{CONNECT_TIMEOUT, Dialer},
+    dial::Dialer,
     hub::Hub,
 };
 use crate::{
+    deadlines::{ATTEMPT_EVERY, CLOSE_BROKER, CONNECT, PATIENCE},
     error::{Error, Kind, Result},
     settings::BrokerSettings,
     status::Reason,
 };
 
-/// At most one attempt in this time: a broker that starts is noticed soon, one that is down is not hammered.
-const ATTEMPT_EVERY: Duration = Duration::from_secs(1);
 /// The longest pause between attempts: what an outage is noticed to be over late by.
 const ATTEMPT_AT_LEAST_EVERY: Duration = Duration::from_secs(5);
-/// How long an orderly close may take. A broker that is blocked or gone never answers it.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// One for the lanes; the others are there while lanes still hold one that ended.
 const POOL_SIZE: usize = 4;
 
@@ -105,11 +102,7 @@ impl Broker {
         let pool = Pool::builder(dialer)
             .max_size(POOL_SIZE)
             .runtime(Runtime::Tokio1)
-            .timeouts(Timeouts {
-                wait: Some(CONNECT_TIMEOUT),
-                create: Some(CONNECT_TIMEOUT),
-                recycle: Some(CONNECT_TIMEOUT),
-            })
+            .timeouts(Timeouts { wait: Some(CONNECT), create: Some(CONNECT), recycle: Some(CONNECT) })
             .build()
             .map_err(|error| {
                 Error::new(Kind::Internal, "pool connections to the broker").with_source(error)
@@ -134,7 +127,7 @@ impl Broker {
         current.take();
         loop {
             self.pace().await;
-            match self.pool.get().await {
+            match self.patiently("a connection", &|| false, self.pool.get()).await {
                 Ok(dialed) => {
                     self.failures.set(0);
                     self.said.borrow_mut().clear();
@@ -156,9 +149,37 @@ impl Broker {
         self.down(format!("connection to {} lost: {said}", self.host));
     }
 
+    /// Waits for an answer of the broker, and says on the board when it does not come, unless it is an alarm that holds it
+    /// back. Whoever gets the answer says that the silence is over.
+    pub(super) async fn patiently<T>(
+        &self,
+        what: &str,
+        blocked: &dyn Fn() -> bool,
+        answer: impl Future<Output = T>,
+    ) -> T {
+        let mut answer = std::pin::pin!(answer);
+        if let Ok(answer) = tokio::time::timeout(PATIENCE, &mut answer).await {
+            return answer;
+        }
+        if !blocked() {
+            self.silent(&format!("no answer to {what} for {} s", PATIENCE.as_secs()));
+        }
+        answer.await
+    }
+
+    /// The broker is silent while something is to be moved.
+    pub(super) fn silent(&self, what: &str) {
+        self.down(format!("{} is silent: {what}", self.host));
+    }
+
+    /// It is not, or not any more.
+    pub(super) fn answered(&self) {
+        self.hub.shared.board.clear(Reason::BrokerDown);
+    }
+
     /// A channel is open: whatever was wrong is over, unless publishing is what is forbidden.
     pub(super) fn found(&self, forbidden: bool) {
-        self.hub.shared.board.clear(Reason::BrokerDown);
+        self.answered();
         if !forbidden {
             self.hub.shared.board.clear(Reason::BrokerRefused);
         }
@@ -169,7 +190,7 @@ impl Broker {
         let Ok(mut current) = self.current.try_lock() else { return };
         let Some(link) = current.take().filter(|link| link.usable() && !link.blocked()) else { return };
         let closing = link.connection().close(200, "OK".into());
-        if tokio::time::timeout(CLOSE_TIMEOUT, closing).await.is_err() {
+        if tokio::time::timeout(CLOSE_BROKER, closing).await.is_err() {
             link.discard();
         }
     }
@@ -187,12 +208,14 @@ impl Broker {
         let mut events = dialed.events_listener();
         let hub = Rc::clone(&self.hub);
         let host = self.host.clone();
+        let socket = dialed.socket();
         let watch = tokio::task::spawn_local(async move {
             while let Some(event) = events.next().await {
                 let (board, figures) = (&hub.shared.board, &hub.shared.figures);
                 match event {
                     Event::ConnectionBlocked(reason) => {
                         figures.broker_blocked.store(true, Relaxed);
+                        socket.expect_reader(false);
                         board.raise(
                             Reason::BrokerAlarm,
                             format!("{host} blocks publishers: {reason}"),
@@ -201,6 +224,7 @@ impl Broker {
                     }
                     Event::ConnectionUnblocked => {
                         figures.broker_blocked.store(false, Relaxed);
+                        socket.expect_reader(true);
                         board.clear(Reason::BrokerAlarm);
                     }
                     _ => {}
@@ -222,7 +246,7 @@ impl Broker {
     fn refused(&self, error: &PoolError<lapin::Error>) {
         let (refused, said) = match error {
             PoolError::Backend(error) => refusal(error),
-            PoolError::Timeout(_) => (None, format!("no answer within {} s", CONNECT_TIMEOUT.as_secs())),
+            PoolError::Timeout(_) => (None, format!("no answer within {} s", CONNECT.as_secs())),
             other => (None, other.to_string()),
         };
         if *self.said.borrow() != said {

@@ -8,8 +8,7 @@ use std::{
     net::Shutdown,
     os::fd::AsFd,
     path::Path,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use deadpool::managed::{self, Metrics, RecycleResult};
@@ -23,27 +22,47 @@ use rustls::{
     crypto::ring,
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
 };
+use socket2::{SockRef, TcpKeepalive};
 
 use crate::{
+    deadlines::{
+        CONNECT, HEARTBEAT, KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_RETRIES, TCP_USER_TIMEOUT,
+    },
     error::{Error, Kind, Result},
     settings::BrokerSettings,
 };
-
-/// How long reaching, greeting and being let in may take.
-pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 const OP: &str = "prepare connections to the broker";
 
 /// A second handle of a connection's socket. Dropping it shuts the socket down, which ends lapin's thread whatever
 /// the peer does.
 #[derive(Debug, Clone, Default)]
-struct Socket(Arc<Mutex<Option<std::net::TcpStream>>>);
+pub(super) struct Socket(Arc<Mutex<Option<std::net::TcpStream>>>);
 
 impl Socket {
     fn keep(&self, stream: &impl AsFd) -> std::io::Result<()> {
         let copy = std::net::TcpStream::from(stream.as_fd().try_clone_to_owned()?);
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(copy);
+        let keepalive = TcpKeepalive::new()
+            .with_time(KEEPALIVE_IDLE)
+            .with_interval(KEEPALIVE_INTERVAL)
+            .with_retries(KEEPALIVE_RETRIES);
+        SockRef::from(&copy).set_tcp_keepalive(&keepalive)?;
+        *self.kept() = Some(copy);
+        self.expect_reader(true);
         Ok(())
+    }
+
+    /// Whether the peer should be reading. A broker in an alarm does not, for as long as that lasts; its kernel then keeps
+    /// the window shut, and ours would take that for a dead peer. Heartbeats go on, so a dead one is still noticed.
+    pub(super) fn expect_reader(&self, reading: bool) {
+        if let Some(socket) = &*self.kept() {
+            // It may have ended already; then there is nothing to limit.
+            let _ = SockRef::from(socket).set_tcp_user_timeout(reading.then_some(TCP_USER_TIMEOUT));
+        }
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Option<std::net::TcpStream>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -52,8 +71,7 @@ struct Hangup(Socket);
 
 impl Drop for Hangup {
     fn drop(&mut self) {
-        let socket = self.0.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(socket) = socket {
+        if let Some(socket) = self.0.kept().take() {
             // It may be closed already; then there is nothing to shut down.
             let _ = socket.shutdown(Shutdown::Both);
         }
@@ -64,7 +82,14 @@ impl Drop for Hangup {
 #[derive(Debug)]
 pub(super) struct Dialed {
     connection: Connection,
-    _hangup: Hangup,
+    hangup: Hangup,
+}
+
+impl Dialed {
+    /// Its socket.
+    pub(super) fn socket(&self) -> Socket {
+        self.hangup.0.clone()
+    }
 }
 
 impl std::ops::Deref for Dialed {
@@ -97,9 +122,10 @@ impl Dialer {
     /// [`Kind::Config`] when the URL cannot be read or a certificate file cannot be used.
     pub(super) fn new(settings: &BrokerSettings) -> Result<Self> {
         // lapin's message names what is wrong and may repeat a part of the URL; the URL holds a password.
-        let uri: AMQPUri = settings.url.parse().map_err(|_| {
+        let mut uri: AMQPUri = settings.url.parse().map_err(|_| {
             invalid("broker.url is no AMQP URL: amqp[s]://USER:PASSWORD@HOST:PORT/VIRTUAL_HOST is expected")
         })?;
+        uri.query.heartbeat.get_or_insert(HEARTBEAT.as_secs() as u16);
         let tls = match uri.scheme {
             AMQPScheme::AMQP => None,
             AMQPScheme::AMQPS => Some(connector(settings)?),
@@ -141,7 +167,7 @@ impl Dialer {
                     }
                 };
                 // lapin awaits this on a thread of its own, where nobody else could give up.
-                match tokio::time::timeout(CONNECT_TIMEOUT, reach).await {
+                match tokio::time::timeout(CONNECT, reach).await {
                     Ok(reached) => Ok(reached?),
                     Err(elapsed) => Err(std::io::Error::new(std::io::ErrorKind::TimedOut, elapsed).into()),
                 }
@@ -149,7 +175,7 @@ impl Dialer {
             options,
         )
         .await?;
-        Ok(Dialed { connection, _hangup: hangup })
+        Ok(Dialed { connection, hangup })
     }
 }
 

@@ -3,6 +3,7 @@
 use std::{
     future::{Future, pending, poll_fn},
     pin::Pin,
+    rc::Rc,
     task::Poll,
     time::{Duration, Instant},
 };
@@ -23,8 +24,10 @@ use super::{
 };
 use crate::{
     credit::Credit,
+    deadlines::PATIENCE,
     envelope::{Reason, Rejection, Verdict},
     error::Result,
+    failpoints::{self, Point},
     status::Reason as StateReason,
 };
 
@@ -91,7 +94,11 @@ impl Lane {
                     }
                     Plan::Look(exchange, configured) => {
                         let declare = configured && self.hub.shared.settings.publish.declare;
-                        looking = Some(Box::pin(look(session.link.clone(), exchange, declare)));
+                        let (broker, link) = (Rc::clone(&self.broker), Rc::clone(&session.link));
+                        looking = Some(Box::pin(async move {
+                            let looked = look(Rc::clone(&link), exchange, declare);
+                            broker.patiently("exchange.declare", &|| link.blocked(), looked).await
+                        }));
                     }
                     Plan::Wait => {}
                 }
@@ -101,7 +108,12 @@ impl Lane {
                 () = flights.ready() => give_way().await,
                 credit = some(&mut exposure) => {
                     exposure = None;
-                    self.keep(credit);
+                    match credit {
+                        Ok(credit) => self.keep(credit),
+                        // The generation ends, and this task with it. To ask again would be answered at once, and again:
+                        // the thread would never come to ending it.
+                        Err(_) => pending().await,
+                    }
                 }
                 (exchange, presence) = some(&mut looking) => {
                     looking = None;
@@ -139,6 +151,7 @@ impl Lane {
             }
         });
         if confirmed > 0 {
+            failpoints::strike(Point::Confirmed);
             let at = self.hub.moment();
             let (hub, line) = (&self.hub, &self.line);
             let (mut settled, mut delivered) = (false, false);
@@ -153,6 +166,7 @@ impl Lane {
             self.hub.count_unconfirmed(0, confirmed);
             self.moved = at.now;
             self.settled |= settled;
+            self.heard();
             if delivered && std::mem::take(&mut self.forbidden) {
                 self.hub.shared.board.clear(StateReason::BrokerRefused);
             }
@@ -192,6 +206,7 @@ impl Lane {
             return None;
         }
         let mut job = self.line.pop()?;
+        failpoints::strike(Point::PublishBefore);
         if !job.exposed {
             self.line.expose(self.spare.as_mut()?.split(exposure_of(1)));
             job.exposed = true;
@@ -222,9 +237,7 @@ impl Lane {
     }
 
     /// Keeps exposure that was granted.
-    pub(super) fn keep(&mut self, credit: Result<Credit>) {
-        // An error says that the generation ends; so will this task.
-        let Ok(credit) = credit else { return };
+    pub(super) fn keep(&mut self, credit: Credit) {
         match &mut self.spare {
             Some(spare) => spare.merge(credit),
             None => self.spare = Some(credit),
@@ -234,6 +247,9 @@ impl Lane {
     fn note(&mut self, exchange: ShortString, presence: &Presence) {
         let now = Instant::now();
         self.exchanges.note(exchange.clone(), presence, now);
+        if *presence != Presence::Unknown {
+            self.broker.answered();
+        }
         let configured = self.fixed.as_ref() == Some(&exchange)
             || self.line.look(|waiting| {
                 waiting
@@ -258,11 +274,24 @@ impl Lane {
     fn overdue(&mut self, session: &Session) -> Option<Ending> {
         if session.link.blocked() {
             self.moved = Instant::now();
+            self.heard();
         }
         let limit = self.hub.shared.settings.publish.confirm_timeout;
         let waiting = self.line.under_way.borrow().outstanding() > 0;
-        (waiting && self.moved.elapsed() > limit)
+        let silence = self.moved.elapsed();
+        if waiting && silence > PATIENCE {
+            self.silent = true;
+            self.broker.silent(&format!("no confirm for {} s", silence.as_secs()));
+        }
+        (waiting && silence > limit)
             .then(|| Ending::Outage(format!("no confirm within {} ms", limit.as_millis())))
+    }
+
+    /// Confirms come, or an alarm explains why they do not.
+    fn heard(&mut self) {
+        if std::mem::take(&mut self.silent) {
+            self.broker.answered();
+        }
     }
 }
 

@@ -15,14 +15,12 @@ use lapin::{
 };
 
 use super::{broker::Link, close::words};
+use crate::deadlines::STEP;
 
 /// How long an exchange is taken to be missing, or forbidden, before it is tried again.
 const MISSING_FOR: Duration = Duration::from_secs(3);
 /// So many missing exchanges are remembered; rows may name any number.
 const REMEMBERED: usize = 1024;
-/// How long opening a channel and declaring may take.
-pub(super) const LOOK_TIMEOUT: Duration = Duration::from_secs(10);
-
 /// Whether an exchange exists.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Presence {
@@ -108,7 +106,7 @@ pub(super) async fn look(link: Rc<Link>, exchange: ShortString, declare: bool) -
             Err(None) => Presence::Unknown,
         }
     };
-    let presence = tokio::time::timeout(LOOK_TIMEOUT, look).await.unwrap_or_else(|_| {
+    let presence = tokio::time::timeout(STEP, look).await.unwrap_or_else(|_| {
         if !link.blocked() {
             link.discard();
         }

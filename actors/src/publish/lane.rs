@@ -25,6 +25,7 @@ use super::{
 };
 use crate::{
     credit::Credit,
+    deadlines::STEP,
     envelope::{Reason, Rejection, Verdict},
     status::Reason as StateReason,
 };
@@ -32,8 +33,6 @@ use crate::{
 /// Messages that are published together: polled as a group they cost a quarter of what one by one does, and 16 are
 /// enough for that; more only delays the first confirm.
 const GROUP: usize = 64;
-/// How long opening a channel may take.
-const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 /// The first and the longest pause before a channel is opened again that ended without having settled anything.
 const REOPEN_PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 /// Closes over a missing exchange in a row, without a verdict between, before a message is suspected: the exchange is
@@ -67,6 +66,8 @@ pub(super) struct Lane {
     pub(super) spare: Option<Credit>,
     /// When a confirm came last, or the wait for one began.
     pub(super) moved: Instant,
+    /// Whether the board says that confirms do not come.
+    pub(super) silent: bool,
     /// Whether the broker forbids us the configured exchange.
     pub(super) forbidden: bool,
     /// Whether anything got a verdict on this channel.
@@ -98,6 +99,7 @@ impl Lane {
             lacking: None,
             spare: None,
             moved: Instant::now(),
+            silent: false,
             forbidden: false,
             settled: false,
             pause: Duration::ZERO,
@@ -131,12 +133,15 @@ impl Lane {
                 // Opening a channel would hang until the alarm is over.
                 continue;
             }
-            match tokio::time::timeout(OPEN_TIMEOUT, self.open_on(&link)).await {
+            let blocked = || link.blocked();
+            let opening = self.broker.patiently("channel.open", &blocked, self.open_on(&link));
+            match tokio::time::timeout(STEP, opening).await {
                 Ok(Ok(channel)) => {
                     self.hub.count_channels(true);
                     self.broker.found(self.forbidden);
                     self.exchanges.renew();
                     self.settled = false;
+                    self.silent = false;
                     self.moved = Instant::now();
                     return Session { link, channel };
                 }
@@ -148,8 +153,7 @@ impl Lane {
                 }
                 Err(_) => {
                     link.discard();
-                    self.broker
-                        .lost(&format!("no answer to channel.open within {} s", OPEN_TIMEOUT.as_secs()));
+                    self.broker.lost(&format!("no answer to channel.open within {} s", STEP.as_secs()));
                 }
             }
         }

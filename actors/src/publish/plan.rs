@@ -59,7 +59,9 @@ impl Lane {
             let head = self.line.look(|waiting| waiting.front().map(|job| self.admit(job, now)));
             match head {
                 None => {
-                    self.spare = None;
+                    if let Some(spare) = self.spare.take() {
+                        spare.give_back();
+                    }
                     if let Some(exchange) = self.lacking.take() {
                         self.hub.exchange_found(exchange.as_str());
                     }
@@ -98,7 +100,7 @@ impl Lane {
             let Some(credit) = self.hub.shared.exposure.try_acquire(exposure_of(needed - spare)) else {
                 return Plan::Expose(needed - spare);
             };
-            self.keep(Ok(credit));
+            self.keep(credit);
         }
         if self.hub.holds() && !self.hub.probe(now) {
             return Plan::Wait;

@@ -5,9 +5,9 @@
 //!                    └───── dropped anywhere ─▶ rolled back
 //! ```
 //!
-//! Each claim bounds itself: a relay that is frozen, or cut off, holds its rows no longer than [`IDLE_LIMIT`].
+//! Each claim bounds itself: a relay that is frozen, or cut off, holds its rows no longer than [`CLAIM_IDLE`].
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use deadpool_postgres::{Object, Pool};
 use tokio::sync::oneshot;
@@ -21,20 +21,14 @@ use crate::{
     database::{
         from_postgres,
         outbox::Outbox,
-        pool::{self, STATEMENT_LIMIT, answered},
+        pool::{self, answered},
         values::Time,
     },
+    deadlines::{CLAIM_IDLE, LOCK, STATEMENT},
     envelope::UnixMicros,
     error::{Error, Kind, Result},
+    settings::RowPolicy,
 };
-
-/// How long a claim may wait for its verdicts before the server ends it. Longer than a confirm may take by default
-/// (30 s) and than the claims before it in the publisher are given without progress (4 s each); short enough that a
-/// frozen relay's rows move on within a minute.
-pub const IDLE_LIMIT: Duration = Duration::from_secs(60);
-
-/// How long a statement waits for a lock: rows are skipped when locked, so this is the table itself (`LOCK TABLE`, DDL).
-pub const LOCK_LIMIT: Duration = Duration::from_secs(5);
 
 /// What is claimed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -130,7 +124,7 @@ impl Claim {
             }
         };
         let client = self.connection()?;
-        let begin = begin();
+        let begin = begin(&self.outbox, &self.wanted);
         // Both are queued by their first poll, in this order, before either is answered.
         let both =
             futures_util::future::join(client.batch_execute(&begin), client.query_typed_raw(sql, parameters));
@@ -179,14 +173,19 @@ impl Drop for Claim {
 
 /// The start of a claim. The planner is told to walk the index in order: without fresh statistics it may think that few
 /// rows wait, and would then read and sort all that do, in each claim. Where the index is missing, the claim still works.
-fn begin() -> String {
+///
+/// Rows can be claimed under a lock that forbids marking them (`CREATE INDEX`), and would be published again and again while
+/// it lasts: a claim takes what its recording needs first.
+fn begin(outbox: &Outbox, wanted: &Wanted) -> String {
+    let marks = outbox.policy != RowPolicy::Keep && !matches!(wanted, Wanted::Page { .. });
     format!(
         "BEGIN; SET LOCAL idle_in_transaction_session_timeout = {}; SET LOCAL lock_timeout = {}; \
          SET LOCAL statement_timeout = {}; SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; \
-         SET LOCAL enable_sort = off",
-        IDLE_LIMIT.as_millis(),
-        LOCK_LIMIT.as_millis(),
-        STATEMENT_LIMIT.as_millis()
+         SET LOCAL enable_sort = off; {}",
+        CLAIM_IDLE.as_millis(),
+        LOCK.as_millis(),
+        STATEMENT.as_millis(),
+        if marks { outbox.sql.will_mark.as_str() } else { "" }
     )
 }
 

@@ -13,16 +13,16 @@ use tokio::{sync::watch, time::Instant};
 use tokio_postgres::types::Type;
 
 use crate::{
+    database::{from_postgres, pool},
+    deadlines::ASK,
     error::{Error, Kind, Result},
+    failpoints::{self, Point},
     position::Lsn,
     status::figures::Figures,
 };
 
 /// How often a session that is not being read is looked at.
 const LOOK: Duration = Duration::from_secs(1);
-
-/// How long the database may take to say whether the walsender is there.
-const ASK: Duration = Duration::from_secs(10);
 
 /// Tells a session what is durable.
 #[derive(Debug)]
@@ -59,6 +59,7 @@ impl Feedback {
     pub(super) fn tell(&mut self, client: &ReplicationClient, figures: &Figures) {
         let durable = *self.durable.borrow_and_update();
         if durable > self.told {
+            failpoints::strike(Point::Feedback);
             client.update_applied_lsn(pgwire_replication::Lsn(durable.0));
             figures.durable_lsn.fetch_max(durable.0, Relaxed);
             self.told = durable;
@@ -115,17 +116,14 @@ impl Feedback {
 pub(super) async fn look_after(pool: &Pool, slot: &str, pid: i32) -> Result<()> {
     const OP: &str = "look after a silent replication session";
     const SQL: &str = "SELECT active_pid FROM pg_replication_slots WHERE slot_name = $1";
-    let down = || Error::new(Kind::DatabaseDown, OP);
-    let ask = async {
-        let client = pool.get().await.map_err(|error| down().with_source(error))?;
+    let holder = pool::ask_within(pool, ASK, OP, async |client| {
         let row = client.query_typed_opt(SQL, &[(&slot, Type::TEXT)]).await;
-        let row = row.map_err(|error| down().with_source(error))?;
+        let row = row.map_err(|error| from_postgres(error, OP))?;
         Ok(row.and_then(|row| row.try_get::<_, Option<i32>>(0).ok().flatten()))
-    };
-    match tokio::time::timeout(ASK, ask).await {
-        Ok(Ok(Some(active))) if active == pid => Ok(()),
-        Ok(Ok(_)) => Err(down().with_source(format!("walsender {pid} no longer holds slot {slot}"))),
-        Ok(Err(error)) => Err(error),
-        Err(elapsed) => Err(down().with_source(elapsed)),
+    });
+    match holder.await? {
+        Some(active) if active == pid => Ok(()),
+        _ => Err(Error::new(Kind::DatabaseDown, OP)
+            .with_source(format!("walsender {pid} no longer holds slot {slot}"))),
     }
 }

@@ -10,21 +10,15 @@ use super::{
 };
 use crate::{
     database::{quote_identifier, replication_config},
+    deadlines::STEP,
     error::{Error, Kind, Result},
     position::{Lsn, StreamIdentity},
     settings::{Settings, WalSettings},
 };
 
-/// How long the server may take for each step of opening. As long as connecting for SQL may take.
-const STEP: Duration = Duration::from_secs(10);
-
 /// The slowest clock of feedback. A second is what PostgreSQL's own receiver could afford (its default is ten), keeps a
 /// monitor's lag figures fresh, and costs one small packet.
 const SLOWEST_STATUS: Duration = Duration::from_secs(1);
-
-/// After this long without a byte, ask whether the session is still there. Shorter would ask in every quiet minute; the
-/// server itself says nothing while nothing is written anywhere.
-const SILENCE: Duration = Duration::from_secs(30);
 
 /// A replication session that has been started: from now on it holds the slot.
 ///
@@ -36,8 +30,6 @@ pub struct Stream {
     pub(super) confirmed: Lsn,
     /// How often the session reports.
     pub(super) status_interval: Duration,
-    /// After how long without news the session is looked after.
-    pub(super) silence: Duration,
     /// The walsender's process.
     pub(super) pid: i32,
     created: bool,
@@ -63,6 +55,11 @@ impl Stream {
         self.created
     }
 
+    /// The walsender's process id.
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
     /// Where the slot stood when the stream was opened.
     pub fn confirmed(&self) -> Lsn {
         self.confirmed
@@ -72,18 +69,24 @@ impl Stream {
 /// Opens the stream: connects, makes sure of the slot ([`slot::ensure`]) and starts replication where the slot stands.
 ///
 /// `known` is the stream that earlier starts have recorded progress of, if any: if it was read from this slot of this
-/// cluster, then a slot that is missing was lost.
+/// cluster, then a slot that is missing was lost. `before` is the walsender of our last session, which may not have
+/// noticed yet that it ended.
 ///
 /// # Errors
 /// Those of [`slot::ensure`], and of the connection.
-pub async fn open(settings: &Settings, wal: &WalSettings, known: Option<&StreamIdentity>) -> Result<Stream> {
-    let (mut client, timeout, status_interval) = connect(settings, wal).await?;
+pub async fn open(
+    settings: &Settings,
+    wal: &WalSettings,
+    known: Option<&StreamIdentity>,
+    before: Option<i32>,
+) -> Result<Stream> {
+    let (mut client, status_interval) = connect(settings, wal).await?;
     let system = asking(client.identify_system(), "identify the server").await?;
     let pid = asking(client.simple_query("SELECT pg_backend_pid()"), "identify the session").await?;
     let pid = pid.first().and_then(|row| text(row, 0).parse().ok()).unwrap_or_default();
     let known =
         known.is_some_and(|known| known.slot == wal.slot && known.system_identifier == system.system_id);
-    let slot = slot::ensure(&mut client, &settings.outbox, wal, known).await?;
+    let slot = slot::ensure(&mut client, &settings.outbox, wal, known, before).await?;
     // Where the slot stands: the configuration's start LSN is 0/0, which the server reads so.
     let started = async {
         client.start().await?;
@@ -103,14 +106,13 @@ pub async fn open(settings: &Settings, wal: &WalSettings, known: Option<&StreamI
         },
         confirmed: slot.confirmed,
         status_interval,
-        silence: timeout.max(SILENCE),
         pid,
         created: slot.created,
     })
 }
 
-/// A session that has not started, with the server's `wal_sender_timeout` (zero: none) and how often to report.
-async fn connect(settings: &Settings, wal: &WalSettings) -> Result<(ReplicationClient, Duration, Duration)> {
+/// A session that has not started, and how often to report: what the server's `wal_sender_timeout` bears.
+async fn connect(settings: &Settings, wal: &WalSettings) -> Result<(ReplicationClient, Duration)> {
     let mut interval = SLOWEST_STATUS;
     loop {
         // Both names end in statements of the session as identifiers.
@@ -123,13 +125,14 @@ async fn connect(settings: &Settings, wal: &WalSettings) -> Result<(ReplicationC
             let rows = client.simple_query(sql).await?;
             Ok((client, rows))
         };
+        let connecting = settings.database.link.attempt(connecting);
         let (client, rows) = asking(connecting, "connect for replication").await?;
         let millis = rows.first().and_then(|row| text(row, 0).parse().ok()).unwrap_or_default();
         let timeout = Duration::from_millis(millis);
         let needed = if timeout.is_zero() { SLOWEST_STATUS } else { SLOWEST_STATUS.min(timeout / 3) };
         // The interval belongs to the connection: where the server is stricter, connect once more.
         if needed >= interval {
-            return Ok((client, timeout, interval));
+            return Ok((client, interval));
         }
         interval = needed;
     }

@@ -34,20 +34,22 @@ pub struct SlotState {
 }
 
 /// Makes sure that the server is prepared and the slot is ours to use, creating it where nothing can be lost by that:
-/// on a first start, and where the operator asked for recovery. `known` says that this slot was streamed from before.
+/// on a first start, and where the operator asked for recovery. `known` says that this slot was streamed from before, `before` by which
+/// walsender we last did.
 ///
 /// # Errors
 /// With the remedy: [`Kind::DatabaseUnprepared`], [`Kind::DatabaseReadonly`], [`Kind::SlotForeign`],
-/// [`Kind::SlotInUse`], [`Kind::SlotLost`].
+/// [`Kind::SlotInUse`], [`Kind::SlotLingers`], [`Kind::SlotLost`].
 pub async fn ensure(
     client: &mut ReplicationClient,
     outbox: &OutboxSettings,
     wal: &WalSettings,
     known: bool,
+    before: Option<i32>,
 ) -> Result<SlotState> {
     server(client).await?;
     publication(client, outbox, wal).await?;
-    match find(client, wal).await {
+    match find(client, wal, before).await {
         Ok(Some(state)) => return Ok(state),
         Ok(None) => {}
         // An invalidated slot holds nothing any more: the server has removed what it kept. Where recovery is asked for, it
@@ -112,7 +114,11 @@ async fn publication(
 }
 
 /// The slot, if there is one that we may use.
-async fn find(client: &mut ReplicationClient, wal: &WalSettings) -> Result<Option<SlotState>> {
+async fn find(
+    client: &mut ReplicationClient,
+    wal: &WalSettings,
+    before: Option<i32>,
+) -> Result<Option<SlotState>> {
     let name = quote_literal(&wal.slot);
     let sql = format!(
         "SELECT slot_type, plugin, database, current_database(), active_pid, wal_status, confirmed_flush_lsn \
@@ -141,6 +147,13 @@ async fn find(client: &mut ReplicationClient, wal: &WalSettings) -> Result<Optio
             .with_source(format!("slot {} was invalidated by the server", wal.slot))
             .with_remedy(LOST));
     }
+    if before.is_some_and(|pid| active_pid == pid.to_string()) {
+        return Err(Error::new(Kind::SlotLingers, OP)
+            .with_source(format!("slot {} is held by process {active_pid}, our last session", wal.slot))
+            .with_remedy(
+                "wait: the server ends that session after wal_sender_timeout, and the relay goes on",
+            ));
+    }
     if !active_pid.is_empty() {
         return Err(Error::new(Kind::SlotInUse, OP)
             .with_source(format!("slot {} is held by process {active_pid}", wal.slot)));
@@ -166,7 +179,7 @@ async fn create(client: &mut ReplicationClient, wal: &WalSettings) -> Result<Slo
     });
     match created {
         Ok(_) => {
-            let state = find(client, wal).await?;
+            let state = find(client, wal, None).await?;
             let state = state.ok_or_else(|| Error::new(Kind::SlotLost, OP).with_remedy(LOST))?;
             Ok(SlotState { created: true, ..state })
         }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::{database::listen, error::Result, pipeline::shared::Shared};
+use crate::{database::listen, deadlines::LISTEN_SILENCE, error::Result, pipeline::shared::Shared};
 
 /// The channel that applications notify.
 pub(super) const CHANNEL: &str = "postrider";
@@ -22,9 +22,21 @@ pub(super) async fn listen_and_wake(shared: &Shared, wake: &Notify) -> Result<()
                 pause = FIRST;
                 // What was notified before we listened was not heard.
                 wake.notify_one();
-                while let Some(Ok(())) = shared.stop.run_until_cancelled(listener.arrivals.changed()).await {
-                    wake.notify_one();
-                }
+                let listening = async {
+                    loop {
+                        match tokio::time::timeout(LISTEN_SILENCE, listener.arrivals.changed()).await {
+                            Ok(Ok(())) => wake.notify_one(),
+                            Ok(Err(_ended)) => return,
+                            Err(_silence) => {
+                                if let Err(error) = listener.look_after().await {
+                                    tracing::debug!(error = %error.chain(), "no longer listening");
+                                    return;
+                                }
+                            }
+                        }
+                    }
+                };
+                shared.stop.run_until_cancelled(listening).await;
             }
             Err(error) => tracing::debug!(error = %error.chain(), "cannot listen, polling instead"),
         }

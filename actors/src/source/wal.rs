@@ -21,18 +21,20 @@ use super::{
 };
 use crate::{
     control::Intake,
+    deadlines::{CLOSE_STREAM, PATIENCE, SILENCE},
     envelope::{RawBatch, StreamEvent},
     error::{Error, Kind, Result},
     metrics::{Stage, StageMetrics},
     outlet::Outlet,
     pipeline::{exit::ExitGuard, shared::Shared},
     position::Lsn,
+    status::Reason,
 };
 
 pub use super::open::{Stream, open};
 
-/// How long a session may take to end: then it is cut, and the server notices by itself.
-const CLOSE: Duration = Duration::from_secs(2);
+/// How far the position of an idle server may lie beyond all it streams: a page's header, 40 bytes at most.
+const IDLE_SLACK: u64 = 64;
 
 const OP: &str = "read the replication stream";
 
@@ -49,10 +51,15 @@ impl WalSource {
     /// A source that reads `stream` and hands over to `decoder`.
     pub fn new(shared: Shared, exit: ExitGuard, decoder: Arc<Outlet<RawBatch>>, stream: Stream) -> Self {
         let durable = shared.controls.durable.subscribe();
+        let mut look = tokio::time::interval(PATIENCE);
+        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let reader = Reader {
             feedback: Feedback::new(durable, stream.confirmed, shared.settings.ack.interval),
             metrics: StageMetrics::of(Stage::Source),
             heard: Instant::now(),
+            looked_after: Instant::now(),
+            look,
+            missed: false,
             shared,
             decoder,
             stream,
@@ -81,6 +88,12 @@ struct Reader {
     metrics: StageMetrics,
     /// When the session gave a sign of life last.
     heard: Instant,
+    /// When a session that is silent is looked at.
+    look: tokio::time::Interval,
+    /// When it was asked last whether the session is still there.
+    looked_after: Instant,
+    /// Whether the board says that something should have come.
+    missed: bool,
 }
 
 impl Reader {
@@ -196,11 +209,14 @@ impl Reader {
                     return Ok(None);
                 }
                 () = self.feedback.news() => self.feedback.tell(&self.stream.client, &self.shared.figures),
-                () = tokio::time::sleep_until(self.heard + self.stream.silence) => {
-                    let (pool, slot) = (self.shared.pool.clone(), self.stream.identity.slot.clone());
-                    let pid = self.stream.pid;
-                    self.aside(async move { look_after(&pool, &slot, pid).await }).await??;
-                    self.heard = Instant::now();
+                _ = self.look.tick() => {
+                    self.look_for_missed();
+                    if self.heard.max(self.looked_after).elapsed() >= SILENCE {
+                        let (pool, slot) = (self.shared.pool.clone(), self.stream.identity.slot.clone());
+                        let pid = self.stream.pid;
+                        self.aside(async move { look_after(&pool, &slot, pid).await }).await??;
+                        self.looked_after = Instant::now();
+                    }
                 }
             }
         }
@@ -222,7 +238,27 @@ impl Reader {
             .ok_or_else(|| Error::new(Kind::DatabaseDown, OP).with_source("the server ended the stream"))?
             .map_err(|error| from_wire(error, OP))?;
         self.heard = Instant::now();
+        if std::mem::take(&mut self.missed) {
+            self.shared.board.clear(Reason::DatabaseDown);
+        }
         Ok(event)
+    }
+
+    /// Says so when the server has written what should have come by now: at least where it stands, once it has nothing
+    /// else to tell. The session may be dead, or the server busy decoding; either way nothing moves.
+    fn look_for_missed(&mut self) {
+        let Some((server, asked)) = self.shared.figures.server() else { return };
+        let behind = server.0.saturating_sub(self.stream.client.metrics().last_wal_end().0);
+        if behind > IDLE_SLACK && Instant::from_std(asked) > self.heard && asked.elapsed() > PATIENCE {
+            self.missed = true;
+            let detail = format!(
+                "the replication session has been silent for {} s while the server wrote up to {server}",
+                self.heard.elapsed().as_secs()
+            );
+            let remedy = "wait, if the server decodes a large transaction; else look at the network between: the relay \
+                          connects again once the server has given the session up";
+            self.shared.board.raise(Reason::DatabaseDown, detail, remedy);
+        }
     }
 
     /// Hands `batch` over. While the decoder is busy it grows, unless an event is `kept` that has to wait; returns that.
@@ -293,7 +329,7 @@ impl Reader {
             self.feedback.flush(&self.stream.client, &self.shared.figures, limit).await;
             self.stream.client.shutdown().await
         };
-        match tokio::time::timeout(CLOSE, close).await {
+        match tokio::time::timeout(CLOSE_STREAM, close).await {
             Ok(Ok(())) => tracing::debug!("replication session ended"),
             Ok(Err(error)) => tracing::debug!(error = %error, "replication session had ended"),
             Err(_) => {

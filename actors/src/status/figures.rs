@@ -1,8 +1,11 @@
 //! Levels and totals that `/api/status` shows and gauges copy: plain atomics, written by the stage they belong to.
 
-use std::sync::{
-    Arc, Mutex, PoisonError,
-    atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed},
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU64, Ordering::Relaxed},
+    },
+    time::Instant,
 };
 
 use tokio::sync::Semaphore;
@@ -10,6 +13,7 @@ use tokio::sync::Semaphore;
 use crate::{
     credit::{Cost, Credits},
     metrics::Stage,
+    position::Lsn,
 };
 
 /// How full each stage's mailbox is, read from the slots its senders share.
@@ -72,6 +76,10 @@ pub struct Figures {
     pub clock_offset: AtomicI64,
     /// How often the pipeline was built.
     pub generation: AtomicU64,
+    /// The process id of the walsender that was streamed from last; 0 before the first.
+    pub walsender: AtomicI32,
+    /// Where the server was writing, and when it was asked.
+    server: Mutex<Option<(Lsn, Instant)>>,
     /// The mailboxes of the running generation.
     mailboxes: Mutex<Mailboxes>,
     /// The credits and the exposure of the running generation.
@@ -97,6 +105,16 @@ impl Figures {
     /// Says which budgets are the running generation's.
     pub fn set_budgets(&self, credits: Credits, exposure: Credits) {
         *self.budgets.lock().unwrap_or_else(PoisonError::into_inner) = Some((credits, exposure));
+    }
+
+    /// Says where the server was writing when it was asked at `asked`.
+    pub fn set_server(&self, lsn: Lsn, asked: Instant) {
+        *self.server.lock().unwrap_or_else(PoisonError::into_inner) = Some((lsn, asked));
+    }
+
+    /// Where the server was writing, and when it was asked.
+    pub fn server(&self) -> Option<(Lsn, Instant)> {
+        *self.server.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Credits held now.

@@ -162,6 +162,7 @@ fn settings(url: &str, wal: &WalSettings) -> Settings {
             cert_file: None,
             key_file: None,
             schema: "public".to_owned(),
+            link: Default::default(),
         },
         broker: BrokerSettings {
             url: "amqp://127.0.0.1:1".to_owned(),
@@ -252,7 +253,7 @@ where
 impl Half {
     /// Opens the stream and starts both stages.
     pub(crate) async fn start(database: &Database, resume: Resume) -> Self {
-        let stream = open(&database.settings, &database.wal, None).await.expect("a stream");
+        let stream = open(&database.settings, &database.wal, None, None).await.expect("a stream");
         Self::on(database, stream, resume)
     }
 
@@ -266,7 +267,7 @@ impl Half {
             board: Board::new(),
             figures: Figures::new(),
             credits: Credits::new(database.settings.credits),
-            exposure: Credits::of_messages(1000),
+            exposure: Credits::exposure(1000),
             controls: Controls { intake: watched, durable: watch::Sender::new(Lsn::ZERO) },
             stop: CancellationToken::new(),
         };
