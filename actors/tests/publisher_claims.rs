@@ -126,7 +126,7 @@ async fn a_message_that_closes_the_connection_is_found_though_its_claims_come_an
         stage.reach(Duration::from_secs(10), |seen| seen.len() >= came).await;
         let verdicts = stage.verdicts.lock().expect("no panic");
         let refused = |verdict: &Verdict| {
-            matches!(verdict, Verdict::Rejected(Rejection { reason: Reason::Refused, .. }))
+            matches!(verdict, Verdict::Rejected(Rejection { reason: Reason::Invalid, .. }))
         };
         let found: Vec<u64> = verdicts.iter().filter(|(_, v)| refused(v)).map(|(n, _)| *n).collect();
         if !found.is_empty() {
