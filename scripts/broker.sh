@@ -2,13 +2,23 @@
 # RabbitMQ brokers of our own, each in .dev/broker/NAME. Sourced by ./dev.
 # The server's scripts are called where the package keeps them: those in /usr/sbin insist on the system's service.
 
+# broker_sbin [ROOT]: the machine's own, or that of a root we fetched, as its processes see it.
 broker_sbin() {
     local sbin found=""
-    for sbin in /usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin; do
-        [ ! -x "$sbin/rabbitmq-server" ] || found=$sbin
+    for sbin in "${1:-}"/usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin; do
+        [ ! -x "$sbin/rabbitmq-server" ] || found=${sbin#"${1:-}"}
     done
     [ -n "$found" ] && echo "$found"
 }
+
+# The major version of the machine's own.
+broker_major() {
+    local sbin
+    sbin=$(broker_sbin) && sbin=${sbin#*rabbitmq_server-} && echo "${sbin%%.*}"
+}
+
+# The version a broker was asked to have where the machine's own is another one; nothing otherwise.
+broker_fetched() { cat "$STATE/broker/$1/fetched" 2>/dev/null || true; }
 
 broker_url() {
     [ -s "$STATE/broker/$1/port" ] || die "there is no broker $1 here"
@@ -20,9 +30,17 @@ broker_management() {
     echo "http://guest:guest@127.0.0.1:$(<"$STATE/broker/$1/port-management")"
 }
 
-# The whole environment of a node; without these the scripts read the system's files.
+# The whole environment of a node; without these the scripts read the system's files. Sets SBIN, and in AS what goes
+# before a command of that node.
 broker_env() {
-    local dir=$STATE/broker/$1 var
+    local dir=$STATE/broker/$1 var root="" version
+    version=$(broker_fetched "$1")
+    if [ -n "$version" ]; then
+        root=$(rabbitmq_root "$version")
+        rabbitmq_in "$version"
+        AS=("${RABBITMQ_IN[@]}" ${AS[@]+"${AS[@]}"})
+    fi
+    SBIN=$(broker_sbin "$root") || die "RabbitMQ is not installed: ./dev up"
     for var in "${!RABBITMQ_@}"; do unset "$var"; done
     export HOME=$dir LC_ALL=C.UTF-8 # .erlang.cookie is in HOME
     export RABBITMQ_NODENAME=$1@localhost
@@ -41,7 +59,8 @@ broker_start() { locked "broker-$1" broker_start_now "$@"; }
 
 broker_start_now() {
     local name=$1 dir=$STATE/broker/$1 began=${EPOCHREALTIME/[.,]/}
-    [ $# = 1 ] || die "broker start takes only a NAME" 2
+    shift
+    broker_options "$name" "$@"
     if alive "$dir/pid"; then
         [ "$(process_state "$(pid_of "$dir/pid")")" = running ] || die "RabbitMQ $name is frozen: ./dev broker thaw $name"
         broker_wait "$dir" || die "RabbitMQ $name runs but does not answer (more: $dir/logs/rabbit.log)"
@@ -67,6 +86,7 @@ disk_free_limit.absolute = 50MB
 log.file = $dir/logs/rabbit.log
 log.console = false
 CONF
+    [ ! -e "$dir/asked.conf" ] || cat "$dir/asked.conf" >>"$dir/rabbitmq.conf"
     own "$dir"
     locked epmd epmd_start
     on_exit_undo "kill_tree '$dir/pid'"
@@ -77,11 +97,28 @@ CONF
     broker_url "$name"
 }
 
+# broker_options NAME [--version 3|4] [-c KEY=VALUE ...]: a broker that was started keeps what it was started with.
+broker_options() {
+    local name=$1 dir=$STATE/broker/$1 version=""
+    shift
+    [ $# = 0 ] || [ ! -e "$dir" ] || die "broker $name is there already, with what it was started with" 2
+    while [ $# -gt 0 ]; do
+        case $1 in
+            --version) version=${2:?--version wants 3 or 4} && shift 2 ;;
+            -c) mkdir -p "$dir" && echo "${2:?-c wants KEY=VALUE}" >>"$dir/asked.conf" && shift 2 ;;
+            *) die "broker start takes a NAME, --version 3 or 4, and -c KEY=VALUE" 2 ;;
+        esac
+    done
+    if [ -z "$version" ] || [ "$version" = "$(broker_major)" ]; then return; fi
+    rabbitmq_install "$version"
+    mkdir -p "$dir"
+    echo "$version" >"$dir/fetched"
+}
+
 broker_launch() {
-    local name=$1 dir=$STATE/broker/$1 sbin
-    sbin=$(broker_sbin) || die "RabbitMQ is not installed: ./dev up"
+    local name=$1 dir=$STATE/broker/$1
     broker_env "$name"
-    daemon "$dir" "$dir/out" "$sbin/rabbitmq-server"
+    daemon "$dir" "$dir/out" "$SBIN/rabbitmq-server"
     pid_save "$dir/pid" "$DAEMON" || return 1
     broker_wait "$dir"
 }
@@ -157,14 +194,13 @@ broker_watermark() {
 }
 
 broker_ctl() {
-    local name=$1 sbin
+    local name=$1
     shift
     [ -d "$STATE/broker/$name" ] || die "there is no broker $name here"
-    sbin=$(broker_sbin) || die "RabbitMQ is not installed: ./dev up"
     (
         broker_env "$name"
         cd "$STATE/broker/$name" || exit
-        ${AS[@]+"${AS[@]}"} "$sbin/rabbitmqctl" "$@"
+        ${AS[@]+"${AS[@]}"} "$SBIN/rabbitmqctl" "$@"
     )
 }
 

@@ -18,6 +18,7 @@ use crate::{
     admin::{self, Admin, access::Tokens},
     config::Config,
     failure::Failure,
+    letters::Desk,
     settings::settings,
     shutdown::Signals,
     telemetry,
@@ -40,6 +41,10 @@ const CONNECTION_THREADS: usize = 2;
 /// # Errors
 /// When the admin address cannot be bound, a token file cannot be read, or the relay gives up.
 pub fn run(config: &Config) -> Result<(), Failure> {
+    #[cfg(debug_assertions)]
+    if let Ok(text) = std::env::var("POSTRIDER_FAILPOINTS") {
+        postrider_actors::failpoints::arm(&text).map_err(|error| Failure::usage(error.chain()))?;
+    }
     let settings = Arc::new(settings(config)?);
     let tokens = Tokens::read(config.admin.token_file.as_deref(), config.admin.read_token_file.as_deref())
         .map_err(|error| Failure::usage(error.to_string()))?;
@@ -78,6 +83,7 @@ async fn serve(
             figures: Arc::clone(&figures),
             plane: Arc::clone(&plane),
             metrics: metrics.clone(),
+            letters: Desk::new(Arc::clone(&settings), pool.clone()),
             tokens,
             started: SystemTime::now(),
         },

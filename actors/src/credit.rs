@@ -2,7 +2,9 @@
 //! is recorded; exposure bounds in the same way what was sent and is not recorded yet.
 //!
 //! A [`Credit`] is an owned value that travels with what it pays for. Dropping it gives it back, so a message
-//! that is dropped anywhere (panic, cancel, restart) cannot leak its share of the budget.
+//! that is dropped anywhere (panic, cancel, restart) cannot leak its share of the budget. Exposure is different: it
+//! is given back in so many words, when a message is recorded. What is dropped with a stage that ends was sent and
+//! will be sent again; were its share free, the stages that still run would send as much once more.
 
 use std::sync::Arc;
 use tokio::sync::Semaphore;
@@ -43,6 +45,8 @@ struct Budget {
     messages: Semaphore,
     bytes: Semaphore,
     size: Cost,
+    /// Whether what is dropped stays taken.
+    keeps: bool,
 }
 
 /// The budget of one generation of the pipeline, shared by its sources. Cloning shares it.
@@ -52,17 +56,22 @@ pub struct Credits(Arc<Budget>);
 impl Credits {
     /// A budget of `size`; both parts at least 1.
     pub fn new(size: Cost) -> Self {
+        Self::build(size, false)
+    }
+
+    /// A budget of so many messages, which [`Credit::give_back`] alone gives back.
+    pub fn exposure(messages: u32) -> Self {
+        Self::build(Cost { messages, bytes: 1 }, true)
+    }
+
+    fn build(size: Cost, keeps: bool) -> Self {
         let size = Cost { messages: size.messages.max(1), bytes: size.bytes.max(1) };
         Self(Arc::new(Budget {
             messages: Semaphore::new(size.messages as usize),
             bytes: Semaphore::new(size.bytes as usize),
             size,
+            keeps,
         }))
-    }
-
-    /// A budget that counts messages alone, such as exposure.
-    pub fn of_messages(messages: u32) -> Self {
-        Self::new(Cost { messages, bytes: 1 })
     }
 
     /// The whole budget.
@@ -72,7 +81,7 @@ impl Credits {
 
     /// What is held at this moment.
     pub fn in_use(&self) -> Cost {
-        let Budget { messages, bytes, size } = &*self.0;
+        let Budget { messages, bytes, size, .. } = &*self.0;
         Cost {
             messages: size.messages.saturating_sub(messages.available_permits() as u32),
             bytes: size.bytes.saturating_sub(bytes.available_permits() as u32),
@@ -128,11 +137,11 @@ impl Credits {
     /// # Errors
     /// [`Kind::Stopped`] when `stop` is cancelled first.
     pub async fn settle(&self, stop: &CancellationToken) -> Result<()> {
-        self.acquire(self.0.size, stop).await.map(drop)
+        self.acquire(self.0.size, stop).await.map(Credit::give_back)
     }
 }
 
-/// A share of a budget. Dropping it gives it back.
+/// A share of a budget. Dropping it gives it back, unless it is of an exposure.
 #[derive(Debug)]
 pub struct Credit {
     budget: Arc<Budget>,
@@ -160,15 +169,27 @@ impl Credit {
         debug_assert!(Arc::ptr_eq(&self.budget, &other.budget), "credits of two budgets do not mix");
         self.cost = self.cost + std::mem::take(&mut other.cost);
     }
+
+    /// Gives it back.
+    pub fn give_back(mut self) {
+        self.free();
+    }
+
+    fn free(&mut self) {
+        let Cost { messages, bytes } = std::mem::take(&mut self.cost);
+        if messages > 0 {
+            self.budget.messages.add_permits(messages as usize);
+        }
+        if bytes > 0 {
+            self.budget.bytes.add_permits(bytes as usize);
+        }
+    }
 }
 
 impl Drop for Credit {
     fn drop(&mut self) {
-        if self.cost.messages > 0 {
-            self.budget.messages.add_permits(self.cost.messages as usize);
-        }
-        if self.cost.bytes > 0 {
-            self.budget.bytes.add_permits(self.cost.bytes as usize);
+        if !self.budget.keeps {
+            self.free();
         }
     }
 }
@@ -218,6 +239,16 @@ mod tests {
         let credit = credits.acquire(cost(1, 5_000_000), &stop).await.unwrap();
         assert_eq!(credit.cost(), cost(1, 100));
         assert!(credits.try_acquire(cost(1, 1)).is_none());
+    }
+
+    #[tokio::test]
+    async fn exposure_that_is_dropped_stays_taken_and_only_what_is_given_back_is_free() {
+        let exposure = Credits::exposure(4);
+        let mut held = exposure.try_acquire(cost(4, 0)).unwrap();
+        drop(held.split(cost(1, 0)));
+        assert!(exposure.try_acquire(cost(1, 0)).is_none());
+        held.split(cost(2, 0)).give_back();
+        assert_eq!(exposure.in_use(), cost(2, 0));
     }
 
     #[tokio::test]

@@ -16,7 +16,8 @@
 //! 8. One bad row holds nothing back: its rejection is recorded like a delivery, and it comes back later
 //!    ([`ack::rows`], [`source::claims`]).
 //!
-//! This crate reads no environment, no files and no global state: [`settings::Settings`] is all it knows.
+//! This crate reads no environment, no files and no global state: [`settings::Settings`] is all it knows
+//! (a debug build also has [`failpoints`], which a test's relay is armed with).
 
 pub mod ack;
 pub mod control;
@@ -26,6 +27,7 @@ pub mod deadlines;
 pub mod decode;
 pub mod envelope;
 pub mod error;
+pub mod failpoints;
 pub mod ledger;
 pub mod metrics;
 pub mod outlet;

@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     error::{Error, Kind, Result},
+    failpoints::{self, Point},
     metrics::{Stage, StageMetrics},
 };
 
@@ -42,6 +43,7 @@ impl<B: Send + 'static> Delivery<B> {
 pub struct Outlet<B: Send + 'static> {
     to: Recipient<Delivery<B>>,
     slots: Arc<Semaphore>,
+    failpoint: Option<Point>,
     /// Of the sending stage: a wait here is its backpressure.
     metrics: StageMetrics,
 }
@@ -57,7 +59,13 @@ impl<B: Send + 'static> Outlet<B> {
     ///
     /// The slots belong to the receiver (see [`Inbox::new`]), so that senders of several kinds share them.
     pub fn new(from: Stage, to: Recipient<Delivery<B>>, slots: Arc<Semaphore>) -> Self {
-        Self { to, slots, metrics: StageMetrics::of(from) }
+        let failpoint = match from {
+            Stage::Source => Some(Point::SourceDecode),
+            Stage::Decode => Some(Point::DecodePublish),
+            Stage::Publish => Some(Point::PublishAck),
+            Stage::Ack => None,
+        };
+        Self { to, slots, failpoint, metrics: StageMetrics::of(from) }
     }
 
     /// Waits for a slot, then hands `batch` over.
@@ -106,6 +114,7 @@ impl<B: Send + 'static> Slot<'_, B> {
     /// # Errors
     /// [`Kind::Stopped`] when the next stage is gone. The batch is dropped then.
     pub fn hand_over(self, batch: B) -> Result<()> {
+        self.outlet.failpoint.map_or(Ok(()), failpoints::pass)?;
         let delivery = Delivery { batch, slot: self.permit, arrived: Instant::now() };
         self.outlet.offer(delivery).map_err(|()| stopped())
     }

@@ -4,6 +4,7 @@
 //! what changes something wants an operator's token where one is configured, and never obeys another site's page.
 
 pub mod access;
+mod letters;
 pub mod status;
 
 use std::{
@@ -27,6 +28,7 @@ use postrider_actors::{
     status::{Board, figures::Figures},
 };
 
+use crate::letters::Desk;
 use access::{Access, Tokens};
 use status::Status;
 
@@ -51,6 +53,8 @@ pub struct Admin {
     pub plane: Arc<Plane>,
     /// Renders the metrics.
     pub metrics: PrometheusHandle,
+    /// What may be done with rejected rows.
+    pub letters: Desk,
     /// Who may do what.
     pub tokens: Tokens,
     /// When the process started.
@@ -75,6 +79,11 @@ pub fn serve(listen: SocketAddr, admin: Admin) -> std::io::Result<Server> {
             .service(web::resource("/api/pause").route(web::post().to(pause)))
             .service(web::resource("/api/resume").route(web::post().to(resume)))
             .service(web::resource("/api/drain").route(web::post().to(drain)))
+            .service(web::resource("/api/retries").route(web::get().to(letters::retries)))
+            .service(web::resource("/api/dead-letters").route(web::get().to(letters::dead_letters)))
+            .service(web::resource("/api/dead-letters/requeue").route(web::post().to(letters::requeue)))
+            .service(web::resource("/api/dead-letters/discard").route(web::post().to(letters::discard)))
+            .service(web::resource("/api/dead-letters/{id:.+}").route(web::get().to(letters::show)))
     })
     .workers(1)
     .max_connections(CONNECTIONS)

@@ -1,7 +1,8 @@
 //! The command line: what can be asked, and who answers.
 
+mod dead_letters;
 mod migrate;
-mod output;
+pub(crate) mod output;
 mod remote;
 
 use std::{path::PathBuf, process::ExitCode};
@@ -9,6 +10,7 @@ use std::{path::PathBuf, process::ExitCode};
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::{
+    bench::Bench,
     config::Config,
     doctor,
     failure::Failure,
@@ -97,6 +99,18 @@ Run it as the owner of the outbox table. It may be interrupted and repeated; it 
         #[arg(long)]
         no_wait: bool,
     },
+    /// Look at rejected rows, have them published again, or give them up
+    #[command(name = "dead-letters", subcommand)]
+    DeadLetters(dead_letters::Command),
+    /// Measure this relay on the configured database and broker, in a place of its own that is removed afterwards
+    #[command(after_help = "Examples:
+  postrider bench                                 a backlog, beside a bare publisher
+  postrider bench drain --mode poll --set source.poll.workers=1
+  postrider bench latency --html latency.html
+  postrider bench article --rows 50000 --seconds 10
+
+Needs a role that may create a schema, a publication and, in wal mode, a slot.")]
+    Bench(Bench),
     /// Print a completion script
     #[command(after_help = "Example:
   postrider completions bash > /etc/bash_completion.d/postrider")]
@@ -126,6 +140,10 @@ pub fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
         clap_complete::generate(shell, &mut Cli::command(), "postrider", &mut script);
         return output::print(&String::from_utf8_lossy(&script)).map(|()| ExitCode::SUCCESS);
     }
+    if let Command::Bench(bench) = &cli.command {
+        telemetry::log(cli.log_format, cli.log.as_deref().unwrap_or(COMMAND_LOG)).map_err(Failure::usage)?;
+        return block_on(crate::bench::run(bench, cli.config.as_deref()))?;
+    }
     let level = if matches!(cli.command, Command::Run) { RUN_LOG } else { COMMAND_LOG };
     telemetry::log(cli.log_format, cli.log.as_deref().unwrap_or(level)).map_err(Failure::usage)?;
     let config = Config::load(cli.config.as_deref(), std::env::vars())?;
@@ -151,7 +169,10 @@ pub fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Drain { form, no_wait: false } => {
             remote::drain(&config, form.json).map(|()| ExitCode::SUCCESS)
         }
-        Command::Completions { .. } => unreachable!("answered above, without a configuration"),
+        Command::DeadLetters(command) => {
+            block_on(dead_letters::run(&config, command))?.map(|()| ExitCode::SUCCESS)
+        }
+        Command::Completions { .. } | Command::Bench(_) => unreachable!("answered above"),
     }
 }
 

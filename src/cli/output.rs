@@ -5,7 +5,7 @@ use std::io::{ErrorKind, IsTerminal, Write, stderr, stdout};
 use crate::failure::Failure;
 
 /// Prints `text` as it stands.
-pub(super) fn print(text: &str) -> Result<(), Failure> {
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let mut out = stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
@@ -16,7 +16,7 @@ pub(super) fn print(text: &str) -> Result<(), Failure> {
 }
 
 /// Shows progress to a person; nobody else is told, and a later line replaces it.
-pub(super) fn progress(text: &str) {
+pub(crate) fn progress(text: &str) {
     let mut err = stderr().lock();
     if err.is_terminal() {
         // Erases the line first: the last progress may have been longer.
@@ -25,6 +25,6 @@ pub(super) fn progress(text: &str) {
 }
 
 /// Whether standard output is a terminal whose user has not asked for plain text (<https://no-color.org>).
-pub(super) fn colour() -> bool {
+pub(crate) fn colour() -> bool {
     stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }

@@ -95,7 +95,7 @@ async fn exchange(config: &Config, connection: &Connection) -> Vec<Finding> {
 }
 
 /// The files of `[broker]`, read.
-fn tls(config: &Config) -> Result<OwnedTLSConfig, Finding> {
+pub(crate) fn tls(config: &Config) -> Result<OwnedTLSConfig, Finding> {
     let broker = &config.broker;
     let read = |key: &str, path: &Path| {
         fs::read(path).map_err(|error| {

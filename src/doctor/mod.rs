@@ -24,6 +24,7 @@ use crate::{
     config::{Config, SourceMode},
 };
 
+pub(crate) use broker::tls as broker_tls;
 pub use finding::{Finding, Verdict, human, json, passed};
 
 /// How long one examination may take. Each is a few catalog queries; only a lock makes them wait.

@@ -82,7 +82,7 @@ impl Side {
         self.relay.stop().await;
         self.stage.oracle.barrier().await;
         self.stage.oracle.assert_nothing_else(&self.all);
-        self.stage.oracle.assert_same_bodies();
+        self.stage.oracle.assert_same_again();
         let left = "SELECT count(*) FROM outbox_messages WHERE processed_on_utc IS NULL";
         let left: i64 = self.app.query_one(left, &[]).await.unwrap().get(0);
         assert_eq!(left, 0, "{}: everything is recorded", self.mode);

@@ -9,7 +9,10 @@ mod support;
 
 mod blocked;
 mod broker;
+mod chaos;
 mod database;
+mod failpoints;
+mod locks;
 mod network;
 mod proxy;
 mod reconnect;

@@ -6,7 +6,9 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod bench;
 mod conformance;
+mod dead_letters;
 mod poll;
 mod refusals;
 mod rejections;

@@ -19,7 +19,8 @@ mod vhost;
 
 pub(crate) use between::Between;
 pub(crate) use database::{Database, connect};
-pub(crate) use oracle::{Delivery, Oracle};
+pub(crate) use http::{Answer, call as http_call};
+pub(crate) use oracle::{Delivery, Oracle, Sink, consume_for_ever};
 pub(crate) use private::{Pgbouncer, PrivateBroker, PrivatePostgres};
 pub(crate) use process::{Held, UNREADY_WITHIN};
 pub(crate) use proxy::{Cut, Proxy, Way, is_confirm, is_method};

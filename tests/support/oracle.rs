@@ -158,19 +158,23 @@ impl Oracle {
         counts.into_iter().filter(|(_, n)| *n > 1).map(|((_, id), n)| (id, n)).collect()
     }
 
-    /// Deliveries beyond each message's first.
+    /// How many deliveries were repetitions (on one queue). Each must be what it repeats: the same body and properties.
     pub(crate) fn repetitions(&self) -> usize {
-        self.duplicates().values().map(|n| n - 1).sum()
+        let seen = self.record.seen();
+        let mut first: HashMap<(&str, &str), &Delivery> = HashMap::new();
+        let mut repeated = 0;
+        for d in &seen.deliveries {
+            let Some(before) = first.insert((&d.queue, &d.message_id), d) else { continue };
+            assert_eq!(before.body, d.body, "{}: repeated with another body", d.message_id);
+            assert_eq!(before.properties, d.properties, "{}: repeated with other properties", d.message_id);
+            repeated += 1;
+        }
+        repeated
     }
 
-    /// Whatever came more than once came with the same body.
-    pub(crate) fn assert_same_bodies(&self) {
-        let mut bodies: HashMap<&str, &[u8]> = HashMap::new();
-        let seen = self.record.seen();
-        for d in &seen.deliveries {
-            let first = bodies.entry(&d.message_id).or_insert(&d.body);
-            assert_eq!(*first, d.body, "message {} came with another body", d.message_id);
-        }
+    /// Whatever came again was what had come before.
+    pub(crate) fn assert_same_again(&self) {
+        self.repetitions();
     }
 
     /// Each of these arrived at least once.
@@ -216,60 +220,91 @@ fn describe_missing(seen: &Seen, committed: &[String]) -> String {
     format!("{} of {} messages are missing, among them {some:?}", missing.len(), committed.len())
 }
 
-async fn consume_for_ever(url: String, queue: String, record: Arc<Record>) {
+/// What a consumer does with what arrives.
+pub(crate) trait Sink: Send + Sync + 'static {
+    /// The queue is being consumed, for the first time or again.
+    fn consuming(&self);
+
+    /// One message; what is left of one that was not acknowledged comes once more, as redelivered.
+    fn receive(&self, queue: &str, delivery: lapin::message::Delivery);
+
+    /// Everything that had arrived has been received.
+    fn received(&self);
+}
+
+/// Consumes `queue` over every restart of the broker, and acknowledges what the sink has received.
+pub(crate) async fn consume_for_ever(url: String, queue: String, sink: Arc<impl Sink>) {
+    let mut told = String::new();
     loop {
-        let outcome = consume(&url, &queue, &record).await;
-        if let Err(error) = outcome {
-            eprintln!("the oracle on {queue} reconnects: {error}");
+        if let Err(error) = consume(&url, &queue, &*sink).await
+            && told != error.to_string()
+        {
+            told = error.to_string();
+            eprintln!("the oracle on {queue} reconnects: {told}");
         }
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
 }
 
-async fn consume(url: &str, queue: &str, record: &Record) -> lapin::Result<()> {
+async fn consume(url: &str, queue: &str, sink: &impl Sink) -> lapin::Result<()> {
     let connection = vhost::try_connect(url).await?;
     let channel: Channel = connection.create_channel().await?;
     channel.basic_qos(1000, BasicQosOptions::default()).await?;
     let mut consumer = channel
         .basic_consume(queue.into(), "oracle".into(), BasicConsumeOptions::default(), FieldTable::default())
         .await?;
-    record.seen().consuming += 1;
-    record.changed.send_replace(());
+    sink.consuming();
     while let Some(delivery) = consumer.next().await {
-        let mut last = record_one(record, queue, delivery?);
+        let mut last = receive(sink, queue, delivery?);
         // one acknowledgement for all that is here already
         while let Some(Some(delivery)) = futures_util::FutureExt::now_or_never(consumer.next()) {
-            last = record_one(record, queue, delivery?);
+            last = receive(sink, queue, delivery?);
         }
-        record.changed.send_replace(());
+        sink.received();
         channel.basic_ack(last, BasicAckOptions { multiple: true }).await?;
     }
     Ok(())
 }
 
-fn record_one(record: &Record, queue: &str, delivery: lapin::message::Delivery) -> u64 {
-    let text = |s: &Option<lapin::types::ShortString>| s.as_ref().map_or("", |s| s.as_str()).to_owned();
-    let message_id = text(delivery.properties.message_id());
-    let mut seen = record.seen();
-    if text(delivery.properties.app_id()) == BARRIER {
-        seen.barriers.insert(message_id);
-        return delivery.delivery_tag;
+fn receive(sink: &impl Sink, queue: &str, delivery: lapin::message::Delivery) -> u64 {
+    let tag = delivery.delivery_tag;
+    sink.receive(queue, delivery);
+    tag
+}
+
+impl Sink for Record {
+    fn consuming(&self) {
+        self.seen().consuming += 1;
+        self.changed.send_replace(());
     }
-    // our own acknowledgement may have been lost with the connection: that repetition is the broker's, not the relay's
-    let again = delivery.redelivered
-        && seen.ids.contains(&message_id)
-        && seen.deliveries.iter().any(|d| d.queue == queue && d.message_id == message_id);
-    if !again {
-        seen.ids.insert(message_id.clone());
-        seen.deliveries.push(Delivery {
-            message_id,
-            body: delivery.data,
-            properties: delivery.properties,
-            exchange: delivery.exchange.to_string(),
-            routing_key: delivery.routing_key.to_string(),
-            queue: queue.to_owned(),
-            at: Instant::now(),
-        });
+
+    fn receive(&self, queue: &str, delivery: lapin::message::Delivery) {
+        let text = |s: &Option<lapin::types::ShortString>| s.as_ref().map_or("", |s| s.as_str()).to_owned();
+        let message_id = text(delivery.properties.message_id());
+        let mut seen = self.seen();
+        if text(delivery.properties.app_id()) == BARRIER {
+            seen.barriers.insert(message_id);
+            return;
+        }
+        // our own acknowledgement may have been lost with the connection: that repetition is the broker's, not the relay's
+        let again = delivery.redelivered
+            && seen.ids.contains(&message_id)
+            && seen.deliveries.iter().any(|d| d.queue == queue && d.message_id == message_id);
+        if !again {
+            seen.ids.insert(message_id.clone());
+            seen.deliveries.push(Delivery {
+                message_id,
+                body: delivery.data,
+                properties: delivery.properties,
+                exchange: delivery.exchange.to_string(),
+                routing_key: delivery.routing_key.to_string(),
+                queue: queue.to_owned(),
+                at: Instant::now(),
+            });
+        }
     }
-    delivery.delivery_tag
+
+    fn received(&self) {
+        self.changed.send_replace(());
+    }
 }

@@ -73,11 +73,22 @@ server!(PrivateBroker, "broker");
 faults!(PrivateBroker);
 
 impl PrivateBroker {
+    /// Of the version that the shared one has.
     pub(crate) async fn start() -> Self {
+        Self::start_with(&[]).await
+    }
+
+    /// Of this major version, 3 or 4; panics with the reason where the machine cannot have it.
+    pub(crate) async fn start_version(major: u8) -> Self {
+        Self::start_with(&["--version", &major.to_string()]).await
+    }
+
+    /// With further arguments of `./dev broker start`: `-c key=value` for a line of its configuration.
+    pub(crate) async fn start_with(args: &[&str]) -> Self {
         let name = super::unique();
         // owned before it runs, so that a failed start is removed too
         let mut broker = Self { name, url: String::new(), management: String::new() };
-        broker.url = broker.dev("start").await;
+        broker.url = dev::call(&[&["broker", "start", broker.name.as_str()], args].concat()).await;
         broker.management = broker.dev("management").await;
         broker
     }

@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -100,6 +100,11 @@ impl RelayConfig {
         self.values.iter().map(|(key, value)| format!("{key} = {value}\n")).collect()
     }
 
+    /// Where its files are.
+    pub(crate) fn folder(&self) -> &std::path::Path {
+        &self.folder.0
+    }
+
     fn command(&self, args: &[&str]) -> Command {
         let file = self.folder.0.join("config.toml");
         fs::write(&file, self.toml()).expect("the configuration is written");
@@ -121,6 +126,12 @@ impl RelayConfig {
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
             stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
         }
+    }
+
+    /// The folder of its configuration and logs, which stays from here on.
+    pub(crate) fn keep(&self) -> &Path {
+        std::mem::forget(self.folder.clone());
+        &self.folder.0
     }
 
     pub(crate) async fn migrate(&self) {
@@ -264,7 +275,8 @@ impl Relay {
         }
     }
 
-    fn exited(&mut self) -> Option<(Option<i32>, Option<i32>)> {
+    /// Its code and signal, where it has ended.
+    pub(crate) fn exited(&mut self) -> Option<(Option<i32>, Option<i32>)> {
         if self.exit.is_none() {
             let status = self.child.try_wait().expect("the relay is our child");
             self.exit = status.map(|s| (s.code(), s.signal()));

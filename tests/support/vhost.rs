@@ -164,6 +164,25 @@ impl Vhost {
         self.oracle(&["all"]).await
     }
 
+    /// Closes every connection the broker lists, as its operator would.
+    pub(crate) async fn close_connections(&self) {
+        let path = format!("/api/vhosts/{}/connections", self.name);
+        // the list is seconds late, and after a start of the broker cannot be had at first
+        let listed = super::eventually("connections are listed", async || {
+            let answer = http::call("GET", format!("{}{path}", self.management), None).await.ok()?;
+            let listed = (answer.status == 200).then(|| answer.json())?;
+            listed.as_array().filter(|l| !l.is_empty()).cloned()
+        })
+        .await;
+        for name in listed.iter().filter_map(|connection| connection["name"].as_str()) {
+            let name = name.replace(' ', "%20").replace('>', "%3E");
+            let url = format!("{}/api/connections/{name}", self.management);
+            // some are gone already
+            let closed = http::call("DELETE", url, None).await.map(|answer| answer.status);
+            assert!(matches!(closed, Ok(204 | 404)), "{name} was not closed: {closed:?}");
+        }
+    }
+
     /// An oracle that consumes these queues.
     pub(crate) async fn oracle(&self, queues: &[&str]) -> Oracle {
         Oracle::on(&self.url(), queues).await

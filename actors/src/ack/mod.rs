@@ -18,6 +18,7 @@ use actix::{Actor, ActorContext, ActorFutureExt, AsyncContext, Context, Handler,
 use futures_util::{StreamExt, future::LocalBoxFuture, stream::FuturesUnordered};
 
 use crate::{
+    credit::Credit,
     database::pool,
     envelope::{Origin, Settled, Settlement},
     error::{Error, Kind, Result},
@@ -169,18 +170,22 @@ async fn record_stream(
     Ok(recorder)
 }
 
-/// Records a claim in its own transaction. `_held` is given back when that is durable, or when it failed.
+/// Records a claim in its own transaction. What is `held` is given back when that is durable, or when it was rolled back
+/// and this generation goes on.
 async fn record_claim(
     shared: Shared,
     claim: Box<Claim>,
     settlements: Vec<Settlement>,
-    _held: (crate::credit::Credit, crate::credit::Credit),
+    (credit, exposure): (Credit, Credit),
     arrived: Instant,
     metrics: StageMetrics,
 ) -> Result<()> {
     let recording = claim.record(&settlements, &shared.settings.publish);
-    match pool::patiently(&shared.board, recording).await {
+    let outcome = pool::patiently(&shared.board, recording).await;
+    match outcome {
         Ok(recorded) => {
+            drop(credit);
+            exposure.give_back();
             shared.figures.recorded.fetch_add(recorded.moved(), std::sync::atomic::Ordering::Relaxed);
             metrics.leave(arrived);
             Ok(())
@@ -188,6 +193,7 @@ async fn record_claim(
         // The transaction rolled back: its rows are claimed again. What was delivered of it is repeated, once the
         // database is back; the claim's source waits for that.
         Err(error) if is_outage(&error) => {
+            exposure.give_back();
             shared.board.raise_error(&error);
             Ok(())
         }

@@ -254,7 +254,7 @@ impl StreamRecorder {
         self.shared.figures.durable_lsn.fetch_max(flush.0, Relaxed);
         let held = self.exposure.cost().messages;
         let settled = held.saturating_sub(self.out_of_order());
-        drop(self.exposure.split(Cost { messages: settled, bytes: 0 }));
+        self.exposure.split(Cost { messages: settled, bytes: 0 }).give_back();
     }
 
     /// Rows recorded beyond the contiguous prefix are streamed, and so sent, again after a crash: they stay exposed.

@@ -12,6 +12,7 @@ use crate::{
     database::{from_postgres, pool::answered},
     envelope::{Settlement, Verdict},
     error::Result,
+    failpoints::{self, Point},
     settings::{PublishSettings, RowPolicy},
     source::claim::{Claim, Wanted},
 };
@@ -95,6 +96,7 @@ impl Claim {
             if rows.is_empty() {
                 continue;
             }
+            failpoints::pass(Point::RetriesInsert)?;
             let step =
                 if from_retries { (update, rows.updates(pauses)) } else { (copy, rows.copies(pauses)) };
             steps.push((step.0, step.1));
@@ -123,10 +125,11 @@ impl Claim {
             answers.push(Box::pin(async move { client.execute_typed(sql, parameters).await.map(drop) }));
         }
         answers.push(Box::pin(client.batch_execute("COMMIT")));
+        failpoints::pass(Point::CommitBefore)?;
         for answer in answered(in_order(answers), OP).await? {
             answer.map_err(|error| from_postgres(error, OP))?;
         }
-        Ok(())
+        failpoints::pass(Point::CommitAfter)
     }
 }
 

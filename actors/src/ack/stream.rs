@@ -23,6 +23,7 @@ use crate::{
     deadlines::{LOCK, STATEMENT},
     envelope::{Settlement, Verdict},
     error::{Error, Kind, Result},
+    failpoints::{self, Point},
     settings::{PublishSettings, RowPolicy},
 };
 
@@ -92,6 +93,7 @@ pub async fn record_stream(
     let expected = recorded.expected.cast_signed();
     let mut steps: Vec<(Answer, Step<'_>)> = Vec::with_capacity(4);
     if !rejected.retried.is_empty() {
+        failpoints::pass(Point::RetriesInsert)?;
         steps.push((Answer::Done, (&sql.insert_retries, rejected.retried.copies(true))));
     }
     if !rejected.parked.is_empty() {
@@ -178,10 +180,12 @@ async fn run(client: &Client, begin: &str, steps: &[(Answer, Step<'_>)]) -> Resu
         }));
     }
     answers.push(Box::pin(async move { client.batch_execute("COMMIT").await.map(|()| 0) }));
+    failpoints::pass(Point::CommitBefore)?;
     let mut hit = 0;
     for answer in answered(in_order(answers), OP).await? {
         hit += answer.map_err(|error| from_postgres(error, OP))?;
     }
+    failpoints::pass(Point::CommitAfter)?;
     Ok(hit)
 }
 

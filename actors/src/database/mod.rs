@@ -7,6 +7,7 @@
 pub mod columns;
 pub mod control;
 pub mod drain;
+pub mod letters;
 mod link;
 pub mod outbox;
 pub mod pool;

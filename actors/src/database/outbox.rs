@@ -20,6 +20,8 @@ use crate::{
 pub struct Outbox {
     /// `schema.table`, the key of our tables' rows.
     pub name: String,
+    /// The id's type as SQL text, without modifier.
+    pub id_type: String,
     /// What the content column holds.
     pub content_kind: ContentKind,
     /// Of `occurred_on`.
@@ -46,6 +48,7 @@ impl Outbox {
     pub fn new(settings: &OutboxSettings, schema: &str, types: &ColumnTypes, policy: RowPolicy) -> Self {
         Self {
             name: settings.name(),
+            id_type: types.id.clone(),
             content_kind: types.content,
             occurred_on: types.occurred_on,
             policy,
@@ -82,10 +85,15 @@ pub struct Statements {
     pub claim_retries: String,
     /// Milliseconds until the next retry is due; null if there is none.
     pub next_retry: String,
+    /// Takes the lock that marking will need, and marks nothing.
+    pub will_mark: String,
     /// Marks or deletes what was delivered: `$1` ids.
     pub delivered: String,
     /// Marks what was rejected: `$1` ids, `$2` errors, `$3` whether each is parked.
     pub rejected: String,
+    /// Says of rows that were parked that they wait for another attempt: a further `WITH` clause over `gone`, which holds
+    /// the dead letters that were requeued.
+    pub unpark: String,
     /// Which of these ids no row has: `$1` ids.
     pub missing: String,
     /// Copies rejected rows: `$1`–`$10` [`COPIED`], `$11` attempts, `$12` reasons, `$13` details, `$14` pauses in ms.
@@ -172,7 +180,13 @@ impl Statements {
             next_retry: format!(
                 "SELECT (extract(epoch FROM min(next_attempt_at) - clock_timestamp()) * 1000)::float8 FROM {retries}"
             ),
+            // LOCK TABLE asks for a privilege on the whole table, and an UPDATE of no rows fires triggers; planning one does neither
+            will_mark: format!("EXPLAIN UPDATE {table} AS o SET {error} = NULL WHERE false"),
             rejected: rejected(1),
+            unpark: format!(
+                ", told AS (UPDATE {table} AS o SET {processed} = NULL FROM gone \
+                 WHERE o.{id} = gone.message_id::{id_type} AND o.{processed} IS NOT NULL AND o.{error} IS NOT NULL)"
+            ),
             missing: format!(
                 "SELECT v.id FROM unnest($1::text[]) AS v(id) \
                  WHERE NOT EXISTS (SELECT FROM {table} AS o WHERE o.{id} = v.id::{id_type})"

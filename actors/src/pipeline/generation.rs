@@ -79,8 +79,8 @@ pub struct Generation {
     decoder: Arc<Outlet<RawBatch>>,
     exits: mpsc::Receiver<Exit>,
     report: mpsc::Sender<Exit>,
-    /// Stages started and not heard of yet.
-    alive: usize,
+    /// Stages started and not heard of yet; two sources are two.
+    alive: Vec<Stage>,
 }
 
 impl Generation {
@@ -119,7 +119,14 @@ impl Generation {
         let decoder = Arc::new(outlet(Stage::Source, decoder, &decode_slots));
         shared.figures.set_mailboxes(Mailboxes::new(MAILBOX_BATCHES, decode_slots, publish_slots, ack_slots));
 
-        let mut generation = Self { shared, arbiters, decoder, exits, report, alive: 3 };
+        let mut generation = Self {
+            shared,
+            arbiters,
+            decoder,
+            exits,
+            report,
+            alive: vec![Stage::Ack, Stage::Publish, Stage::Decode],
+        };
         generation.start_source(move |given, exit, decoder| ClaimSource::new(given, exit, decoder, workers));
         generation
     }
@@ -134,7 +141,7 @@ impl Generation {
         let (given, decoder) = (self.shared.clone(), Arc::clone(&self.decoder));
         let exit = ExitGuard::new(Stage::Source, self.report.clone());
         S::start_in_arbiter(&self.arbiters.of(Stage::Source), move |_| build(given, exit, decoder));
-        self.alive += 1;
+        self.alive.push(Stage::Source);
     }
 
     /// The way into the decoder, for a sweep.
@@ -146,7 +153,7 @@ impl Generation {
     pub async fn ended(&mut self) -> Ended {
         match self.exits.recv().await {
             Some(exit) => {
-                self.alive -= 1;
+                self.gone(exit.stage);
                 Ended { stage: Some(exit.stage), cause: cause(exit) }
             }
             None => Ended { stage: None, cause: Error::new(Kind::Internal, "watch the stages") },
@@ -177,17 +184,25 @@ impl Generation {
     pub async fn stop(mut self) -> Result<()> {
         self.shared.stop.cancel();
         let all = async {
-            while self.alive > 0 {
+            while !self.alive.is_empty() {
                 let Some(exit) = self.exits.recv().await else { break };
-                self.alive -= 1;
+                self.gone(exit.stage);
                 if let ExitStatus::Vanished = exit.status {
                     tracing::error!(stage = exit.stage.as_str(), "stage panicked while stopping");
                 }
             }
         };
-        tokio::time::timeout(STOP, all)
-            .await
-            .map_err(|elapsed| Error::new(Kind::Stuck, "wait for the stages to stop").with_source(elapsed))
+        let stopped = tokio::time::timeout(STOP, all).await;
+        stopped.map_err(|elapsed| {
+            let left: Vec<&str> = self.alive.iter().map(|stage| stage.as_str()).collect();
+            Error::new(Kind::Stuck, format!("wait for {} to stop", left.join(" and "))).with_source(elapsed)
+        })
+    }
+
+    fn gone(&mut self, stage: Stage) {
+        if let Some(at) = self.alive.iter().position(|alive| *alive == stage) {
+            self.alive.swap_remove(at);
+        }
     }
 }
 

@@ -151,7 +151,7 @@ impl Relay {
     /// What the stages of a new generation share.
     fn shared(&self) -> Shared {
         let credits = Credits::new(self.settings.credits);
-        let exposure = Credits::of_messages(self.settings.publish.exposure);
+        let exposure = Credits::exposure(self.settings.publish.exposure);
         self.figures.set_budgets(credits.clone(), exposure.clone());
         Shared {
             settings: Arc::clone(&self.settings),

@@ -26,6 +26,7 @@ use crate::{
     deadlines::PATIENCE,
     envelope::{Reason, Rejection, Verdict},
     error::Result,
+    failpoints::{self, Point},
     status::Reason as StateReason,
 };
 
@@ -127,7 +128,12 @@ impl Lane {
                 () = flights.ready() => give_way().await,
                 credit = some(&mut exposure) => {
                     exposure = None;
-                    self.keep(credit);
+                    match credit {
+                        Ok(credit) => self.keep(credit),
+                        // The generation ends, and this task with it. To ask again would be answered at once, and again:
+                        // the thread would never come to ending it.
+                        Err(_) => pending().await,
+                    }
                 }
                 (exchange, presence) = some(&mut looking) => {
                     looking = None;
@@ -165,6 +171,7 @@ impl Lane {
             }
         });
         if confirmed > 0 {
+            failpoints::strike(Point::Confirmed);
             let at = self.hub.moment();
             let (hub, line) = (&self.hub, &self.line);
             let (mut settled, mut delivered) = (false, false);
@@ -228,7 +235,9 @@ impl Lane {
             let head = self.line.look(|waiting| waiting.front().map(|job| self.admit(job, now)));
             match head {
                 None => {
-                    self.spare = None;
+                    if let Some(spare) = self.spare.take() {
+                        spare.give_back();
+                    }
                     if let Some(exchange) = self.lacking.take() {
                         self.hub.exchange_found(exchange.as_str());
                     }
@@ -267,7 +276,7 @@ impl Lane {
             let Some(credit) = self.hub.shared.exposure.try_acquire(exposure_of(needed - spare)) else {
                 return Plan::Expose(needed - spare);
             };
-            self.keep(Ok(credit));
+            self.keep(credit);
         }
         if self.hub.holds() && !self.hub.probe(now) {
             return Plan::Wait;
@@ -296,6 +305,7 @@ impl Lane {
             return None;
         }
         let mut job = self.line.pop()?;
+        failpoints::strike(Point::PublishBefore);
         if !job.exposed {
             self.line.expose(self.spare.as_mut()?.split(exposure_of(1)));
             job.exposed = true;
@@ -325,9 +335,7 @@ impl Lane {
         self.settled = true;
     }
 
-    fn keep(&mut self, credit: Result<Credit>) {
-        // An error says that the generation ends; so will this task.
-        let Ok(credit) = credit else { return };
+    fn keep(&mut self, credit: Credit) {
         match &mut self.spare {
             Some(spare) => spare.merge(credit),
             None => self.spare = Some(credit),

@@ -28,6 +28,8 @@ use futures_util::{
 };
 use lapin::{BasicProperties, Channel, Confirmation, options::BasicPublishOptions, types::ShortString};
 
+use crate::failpoints::{self, Point};
+
 /// Publishes one message and waits for its confirm; `tag` says which it was.
 pub(super) async fn publish(
     channel: &Channel,
@@ -39,7 +41,10 @@ pub(super) async fn publish(
     properties: BasicProperties,
 ) -> (u64, lapin::Result<Confirmation>) {
     let confirm = match channel.basic_publish(exchange, routing_key, options, &body, properties).await {
-        Ok(confirm) => confirm.await,
+        Ok(confirm) => {
+            failpoints::strike(Point::PublishAfter);
+            confirm.await
+        }
         Err(error) => Err(error),
     };
     (tag, confirm)

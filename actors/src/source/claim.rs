@@ -27,6 +27,7 @@ use crate::{
     deadlines::{CLAIM_IDLE, LOCK, STATEMENT},
     envelope::UnixMicros,
     error::{Error, Kind, Result},
+    settings::RowPolicy,
 };
 
 /// What is claimed.
@@ -123,7 +124,7 @@ impl Claim {
             }
         };
         let client = self.connection()?;
-        let begin = begin();
+        let begin = begin(&self.outbox, &self.wanted);
         // Both are queued by their first poll, in this order, before either is answered.
         let both =
             futures_util::future::join(client.batch_execute(&begin), client.query_typed_raw(sql, parameters));
@@ -172,14 +173,19 @@ impl Drop for Claim {
 
 /// The start of a claim. The planner is told to walk the index in order: without fresh statistics it may think that few
 /// rows wait, and would then read and sort all that do, in each claim. Where the index is missing, the claim still works.
-fn begin() -> String {
+///
+/// Rows can be claimed under a lock that forbids marking them (`CREATE INDEX`), and would be published again and again while
+/// it lasts: a claim takes what its recording needs first.
+fn begin(outbox: &Outbox, wanted: &Wanted) -> String {
+    let marks = outbox.policy != RowPolicy::Keep && !matches!(wanted, Wanted::Page { .. });
     format!(
         "BEGIN; SET LOCAL idle_in_transaction_session_timeout = {}; SET LOCAL lock_timeout = {}; \
          SET LOCAL statement_timeout = {}; SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; \
-         SET LOCAL enable_sort = off",
+         SET LOCAL enable_sort = off; {}",
         CLAIM_IDLE.as_millis(),
         LOCK.as_millis(),
-        STATEMENT.as_millis()
+        STATEMENT.as_millis(),
+        if marks { outbox.sql.will_mark.as_str() } else { "" }
     )
 }
 

@@ -147,6 +147,9 @@ impl Common {
             };
             match self.rest(taker.take(wanted, messages)).await? {
                 Ok(taken) => {
+                    if taken.is_none() {
+                        trouble.idle();
+                    }
                     trouble.over(&self.shared);
                     self.shared.figures.source_connected.store(true, Relaxed);
                     if let Some((since, began)) = began.get() {
@@ -159,7 +162,7 @@ impl Common {
                             if taken.full {
                                 self.wake.notify_one();
                             }
-                            self.deliver(taken).await?;
+                            self.deliver(taken, &mut trouble).await?;
                         }
                         None => {
                             let rest = interval.mul_f64(0.8 + 0.4 * fastrand::f64());
@@ -194,8 +197,11 @@ impl Common {
             }
             let due = taker.take(|| self.open().then_some(Wanted::Retries), CLAIM_MESSAGES);
             match self.rest(due).await? {
-                Ok(Some(taken)) => self.deliver(taken).await?,
-                Ok(None) => self.rest(sleep(RETRY_PACE)).await?,
+                Ok(Some(taken)) => self.deliver(taken, &mut trouble).await?,
+                Ok(None) => {
+                    trouble.idle();
+                    self.rest(sleep(RETRY_PACE)).await?;
+                }
                 Err(error) => self.failed(error, &mut trouble).await?,
             }
         }
@@ -216,13 +222,14 @@ impl Common {
     }
 
     /// Hands a batch over and waits until its claim has ended.
-    async fn deliver(&self, taken: Taken) -> Result<()> {
+    async fn deliver(&self, taken: Taken, trouble: &mut Trouble) -> Result<()> {
         let Taken { claim, done, rows, credit, since, .. } = taken;
         let batch = RawBatch { origin: Origin::Claim(claim), raw: Raw::Rows(rows), credit };
         self.decoder.hand_over(batch, &self.shared.stop).await?;
         self.metrics.leave(since);
         // A claim that was dropped left no word, and its rows where they were.
         let recorded = self.rest(done).await?.ok();
+        trouble.claimed(recorded);
         if recorded.is_none_or(|recorded| recorded.released > 0) {
             self.floor.reset();
         }

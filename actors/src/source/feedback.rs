@@ -16,6 +16,7 @@ use crate::{
     database::{from_postgres, pool},
     deadlines::ASK,
     error::{Error, Kind, Result},
+    failpoints::{self, Point},
     position::Lsn,
     status::figures::Figures,
 };
@@ -58,6 +59,7 @@ impl Feedback {
     pub(super) fn tell(&mut self, client: &ReplicationClient, figures: &Figures) {
         let durable = *self.durable.borrow_and_update();
         if durable > self.told {
+            failpoints::strike(Point::Feedback);
             client.update_applied_lsn(pgwire_replication::Lsn(durable.0));
             figures.durable_lsn.fetch_max(durable.0, Relaxed);
             self.told = durable;

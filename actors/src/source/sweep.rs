@@ -86,7 +86,7 @@ impl Sweeper<'_> {
         loop {
             self.intake().await?;
             if in_flight.len() >= IN_FLIGHT {
-                self.one_ends(&mut in_flight).await?;
+                self.one_ends(&mut in_flight, trouble).await?;
             }
             let wanted = || self.open().then_some(Wanted::History { until });
             match self.rest(taker.take(wanted, CLAIM_MESSAGES)).await?? {
@@ -94,7 +94,7 @@ impl Sweeper<'_> {
                     trouble.over(self.shared);
                     in_flight.push(self.hand_over(taken).await?);
                 }
-                None if !in_flight.is_empty() => self.one_ends(&mut in_flight).await?,
+                None if !in_flight.is_empty() => self.one_ends(&mut in_flight, trouble).await?,
                 // Rows may be left that another relay's claims hold, or that were released: they count as not delivered.
                 None if self.any_until(until).await? => self.rest(sleep(PAUSE)).await?,
                 None => return Ok(()),
@@ -119,7 +119,7 @@ impl Sweeper<'_> {
             };
             trouble.over(self.shared);
             let done = self.hand_over(taken).await?;
-            self.ended(self.rest(done).await?.ok()).await?;
+            self.ended(self.rest(done).await?.ok(), trouble).await?;
             after = self.cursor().await?;
         }
     }
@@ -131,15 +131,16 @@ impl Sweeper<'_> {
         Ok(done)
     }
 
-    async fn one_ends(&self, in_flight: &mut FuturesUnordered<Done>) -> Result<()> {
+    async fn one_ends(&self, in_flight: &mut FuturesUnordered<Done>, trouble: &mut Trouble) -> Result<()> {
         match self.rest(in_flight.next()).await? {
-            Some(recorded) => self.ended(recorded.ok()).await,
+            Some(recorded) => self.ended(recorded.ok(), trouble).await,
             None => Ok(()),
         }
     }
 
     /// A claim has ended: recorded, or dropped without a word.
-    async fn ended(&self, recorded: Option<Recorded>) -> Result<()> {
+    async fn ended(&self, recorded: Option<Recorded>, trouble: &mut Trouble) -> Result<()> {
+        trouble.claimed(recorded);
         let moved = recorded.map_or(0, |recorded| recorded.moved());
         self.shared.figures.swept.fetch_add(moved, Relaxed);
         if moved == 0 {

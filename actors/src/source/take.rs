@@ -1,8 +1,12 @@
 //! Taking a claim's rows within the credits.
 //!
-//! Message credits are taken before the claim, so no lock is held while others' verdicts are waited for. Bytes are known
-//! row by row: where they run out the batch is cut, and the rest stays locked until this batch is recorded. A row that
-//! alone is more than what is free is waited for with nothing held, then claimed again with its credits in hand.
+//! Message credits and the bytes of one expected row are taken before the claim, so no lock is held while others'
+//! verdicts are waited for. Bytes are known row by row: where they run out the batch is cut, and the rest stays locked
+//! until this batch is recorded. A row that alone is more than what is free is waited for with nothing held, then claimed
+//! again with its credits in hand.
+//!
+//! The server sends all the rows it was asked for, also those that do not fit and are thrown away: asking for 400 rows of
+//! 5 MB would keep it busy for a minute. So a claim asks for what probably fits, by the largest of recent rows.
 
 use std::{
     sync::Arc,
@@ -24,10 +28,14 @@ use crate::{
     },
     envelope::Row,
     error::Result,
+    failpoints::{self, Point},
     pipeline::shared::Shared,
 };
 
 const OP: &str = "read claimed rows";
+
+/// Rows of a first claim, before anything is known of their size.
+const FIRST: u32 = 8;
 
 /// Rows with their claim and credits, and how to hear of their end.
 #[derive(Debug)]
@@ -49,8 +57,8 @@ pub(super) struct Taken {
 pub(super) struct Taker {
     shared: Shared,
     outbox: Arc<Outbox>,
-    /// Running mean of the rows' bytes; 0 before the first.
-    mean: u64,
+    /// What a row may cost: the largest of late, in bytes; 0 before the first.
+    expected: u32,
     /// Credits in hand: of a row that did not fit.
     reserve: Option<Credit>,
 }
@@ -65,7 +73,7 @@ enum Outcome {
 
 impl Taker {
     pub(super) fn new(shared: &Shared, outbox: &Arc<Outbox>) -> Self {
-        Self { shared: shared.clone(), outbox: Arc::clone(outbox), mean: 0, reserve: None }
+        Self { shared: shared.clone(), outbox: Arc::clone(outbox), expected: 0, reserve: None }
     }
 
     /// Claims up to `limit` rows; `None` if there is nothing to claim. `wanted` is asked for after the wait for credits.
@@ -82,7 +90,8 @@ impl Taker {
             let reserve = match self.reserve.take() {
                 Some(reserve) => reserve,
                 None => {
-                    let cost = Cost { messages: most.max(1), bytes: 0 };
+                    let cost = Cost { messages: most.max(1), bytes: self.expected };
+                    let cost = self.shared.credits.clamp(cost);
                     self.shared.credits.acquire(cost, &self.shared.stop).await?
                 }
             };
@@ -119,6 +128,7 @@ impl Taker {
                 rows::of_outbox(&row, &self.outbox)?
             };
             let cost = self.shared.credits.clamp(Cost::message(row.bytes()));
+            self.learn(cost.bytes);
             let lacking = cost.bytes.saturating_sub(reserve.cost().bytes);
             if lacking > 0 {
                 match self.shared.credits.try_acquire(Cost { messages: 0, bytes: lacking }) {
@@ -130,7 +140,6 @@ impl Taker {
                 }
             }
             credit.merge(reserve.split(cost));
-            self.learn(row.bytes() as u64);
             taken.push(row);
         }
         claim.seqs.truncate(taken.len());
@@ -141,6 +150,7 @@ impl Taker {
             claim.release().await?;
             return Ok(cut.map_or(Outcome::Nothing, Outcome::TooLarge));
         }
+        failpoints::pass(Point::Claimed)?;
         let full = cut.is_some() || taken.len() as u32 >= limit;
         Ok(Outcome::Rows(Taken {
             claim,
@@ -155,13 +165,16 @@ impl Taker {
 
     /// As many rows as are paid for, and as will probably fit the bytes: what is cut off stays locked for nothing.
     fn limit(&self, reserve: Cost) -> u32 {
+        if self.expected == 0 {
+            return reserve.messages.clamp(1, FIRST);
+        }
         let (size, used) = (self.shared.credits.size(), self.shared.credits.in_use());
-        let free = u64::from(size.bytes.saturating_sub(used.bytes)) + u64::from(reserve.bytes);
-        let fit = free.checked_div(self.mean).unwrap_or(u64::MAX);
-        reserve.messages.min(u32::try_from(fit).unwrap_or(u32::MAX)).max(1)
+        let free = size.bytes.saturating_sub(used.bytes).saturating_add(reserve.bytes);
+        reserve.messages.min(free / self.expected).max(1)
     }
 
-    fn learn(&mut self, bytes: u64) {
-        self.mean = if self.mean == 0 { bytes } else { (self.mean * 15 + bytes) / 16 };
+    /// A large row is remembered for some dozens of smaller ones.
+    fn learn(&mut self, bytes: u32) {
+        self.expected = bytes.max(self.expected - self.expected / 16).max(1);
     }
 }

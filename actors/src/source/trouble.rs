@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::{
+    ack::rows::Recorded,
     error::{Error, Kind, Result},
     pipeline::shared::Shared,
     status::Reason,
@@ -26,11 +27,28 @@ pub(super) struct Trouble {
     /// Whether this loop may have said that the table is locked, or one before it whose generation ended meanwhile. Another
     /// loop's answer disproves nothing: it may be about another table.
     locked: bool,
+    /// Whether what this loop claimed last was not recorded: the acker has said why, and only a recording, or nothing to
+    /// record, disproves that.
+    unrecorded: bool,
 }
 
 impl Trouble {
     pub(super) fn new() -> Self {
-        Self { pause: FIRST, locked: true }
+        Self { pause: FIRST, locked: true, unrecorded: false }
+    }
+
+    /// What became of this loop's last claim: nothing, where the acker could not record it.
+    pub(super) fn claimed(&mut self, recorded: Option<Recorded>) {
+        match recorded {
+            None => (self.locked, self.unrecorded) = (true, true),
+            Some(recorded) if recorded.moved() > 0 => self.unrecorded = false,
+            Some(_) => {}
+        }
+    }
+
+    /// There was nothing to claim.
+    pub(super) fn idle(&mut self) {
+        self.unrecorded = false;
     }
 
     /// The database let us claim, or there was nothing to claim.
@@ -45,7 +63,8 @@ impl Trouble {
 
     fn disprove(&mut self, shared: &Shared, disproved: &[Reason]) {
         self.pause = FIRST;
-        if std::mem::take(&mut self.locked) {
+        if self.locked && !self.unrecorded {
+            self.locked = false;
             shared.board.clear(Reason::TableLocked);
         }
         for reason in disproved {

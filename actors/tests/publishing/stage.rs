@@ -134,6 +134,7 @@ impl Actor for Acker {
         actix::spawn(async move {
             while let Some((settled, _)) = inbox.recv().await {
                 let messages = settled.settlements.len() as u32;
+                settled.exposure.give_back();
                 assert_eq!(settled.credit.cost().messages, messages, "a credit goes with each verdict");
                 if matches!(settled.origin, Origin::Claim(_)) {
                     claims.lock().unwrap_or_else(PoisonError::into_inner).push(messages as usize);
@@ -165,7 +166,7 @@ pub struct Stage3 {
 impl Stage3 {
     /// Starts it on an arbiter of its own.
     pub async fn start(settings: Settings) -> Self {
-        let exposure = Credits::of_messages(settings.publish.exposure);
+        let exposure = Credits::exposure(settings.publish.exposure);
         let manager =
             deadpool_postgres::Manager::new("host=nowhere".parse().expect("a config"), tokio_postgres::NoTls);
         let (_, intake) = watch::channel(Intake::Open);
@@ -245,19 +246,16 @@ impl Stage3 {
         }
     }
 
-    /// Stops it and waits for its end; everything it held is given back.
+    /// Stops it and waits for its end; all credits it held are given back.
     pub async fn stop(mut self) {
         self.shared.stop.cancel();
         let exit =
             tokio::time::timeout(Duration::from_secs(3), self.exits.recv()).await.expect("it ends in time");
         assert!(format!("{exit:?}").contains("Returned(Ok"), "{exit:?}");
-        let (credits, exposure) = (self.shared.credits.clone(), self.shared.exposure.clone());
+        let credits = self.shared.credits.clone();
         drop(self);
         let never = CancellationToken::new();
-        let settle = async {
-            credits.settle(&never).await.expect("never stopped");
-            exposure.settle(&never).await.expect("never stopped");
-        };
-        tokio::time::timeout(Duration::from_secs(3), settle).await.expect("nothing is leaked");
+        let settled = tokio::time::timeout(Duration::from_secs(3), credits.settle(&never)).await;
+        settled.expect("nothing is leaked").expect("never stopped");
     }
 }

@@ -122,7 +122,7 @@ impl Database {
             board: Board::new(),
             figures: Figures::new(),
             credits: Credits::new(self.settings.credits),
-            exposure: Credits::of_messages(self.settings.publish.exposure),
+            exposure: Credits::exposure(self.settings.publish.exposure),
             controls: Controls { intake: on_intake, durable: watch::channel(Lsn::ZERO).0 },
             stop: CancellationToken::new(),
         };

@@ -267,7 +267,7 @@ impl Half {
             board: Board::new(),
             figures: Figures::new(),
             credits: Credits::new(database.settings.credits),
-            exposure: Credits::of_messages(1000),
+            exposure: Credits::exposure(1000),
             controls: Controls { intake: watched, durable: watch::Sender::new(Lsn::ZERO) },
             stop: CancellationToken::new(),
         };
