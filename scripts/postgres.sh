@@ -92,7 +92,7 @@ postgres_launch() {
         alive "$dir/pid" || return 1
         if { mapfile -t line <"$dir/data/postmaster.pid"; } 2>/dev/null && [ "${line[0]:-}" = "$DAEMON" ]; then
             status=${line[7]:-}
-            [ "${status%% *}" != ready ] || return 0
+            case ${status%% *} in ready | standby) return 0 ;; esac
         fi
         sleep 0.02
     done

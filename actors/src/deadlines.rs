@@ -5,7 +5,7 @@
 //! | connect: name, TCP, TLS, authentication, first answer | [`CONNECT`] | the attempt failed; the next not before [`ATTEMPT_EVERY`] |
 //! | a connection of the pool, while all are in use | [`CONNECT`] | the attempt failed |
 //! | an SQL statement, on the server | [`STATEMENT`], a lock [`LOCK`], idle in a claim [`CLAIM_IDLE`] | the server ends it |
-//! | an SQL answer, COMMIT and ROLLBACK included | [`ANSWER`], of the control plane [`ASK`] | the connection is closed, idle ones with it |
+//! | an SQL answer, COMMIT and ROLLBACK included | [`ANSWER`], of the control plane [`ASK`] | the connection is closed; after a silence towards the control plane, all are |
 //! | each step of opening a replication session, a channel or an exchange | [`STEP`] | the session is given up |
 //! | the replication stream, silent | [`SILENCE`] | the database is asked whether the walsender is there, for [`ASK`] |
 //! | the connection that listens, silent | [`LISTEN_SILENCE`] | it is asked, for [`ASK`] |
@@ -33,19 +33,21 @@ pub const ATTEMPT_EVERY: Duration = Duration::from_secs(1);
 /// One step of opening a session, such as a channel. As long as connecting may take.
 pub const STEP: Duration = Duration::from_secs(10);
 
-/// One statement, on the server.
-pub const STATEMENT: Duration = Duration::from_secs(30);
+/// One statement, on the server: a claim or a recording takes milliseconds where the index of `migrate` is there.
+pub const STATEMENT: Duration = Duration::from_secs(20);
 
-/// A statement's wait for a lock: rows are skipped when locked, so this is the table itself (`LOCK TABLE`, DDL).
-pub const LOCK: Duration = Duration::from_secs(5);
+/// A statement's wait for a lock: claims skip locked rows, so this is mostly the table itself (`LOCK TABLE`, DDL). Shorter
+/// than [`PATIENCE`]: a lock is told from a silent server.
+pub const LOCK: Duration = Duration::from_secs(2);
 
 /// How long a claim may wait for its verdicts before the server ends it. Longer than a confirm may take by default
 /// (30 s) and than the claims before it in the publisher are given without progress (4 s each); short enough that a
 /// frozen relay's rows move on within a minute.
 pub const CLAIM_IDLE: Duration = Duration::from_secs(60);
 
-/// An SQL answer: longer than [`STATEMENT`], so that a server that lives answers first.
-pub const ANSWER: Duration = Duration::from_secs(35);
+/// An SQL answer: longer than [`STATEMENT`], so that a server that lives answers first; short enough that a connection
+/// which fell silent stalls nothing for half a minute.
+pub const ANSWER: Duration = Duration::from_secs(25);
 
 /// An answer to a small question that nothing but a dead peer delays.
 pub const ASK: Duration = Duration::from_secs(10);

@@ -294,6 +294,23 @@ async fn the_same_id_is_never_under_way_twice() {
     vhost.remove().await;
 }
 
+/// Exposure that comes back only when something is recorded does not come back when the acker has ended.
+#[actix::test]
+async fn a_publisher_that_waits_for_exposure_stops_when_it_is_told_to() {
+    let Some(vhost) = Vhost::fresh().await else { return };
+    vhost.exchange("outbox").await;
+    vhost.queue("all", "outbox", "bound", &[]).await;
+    let stage = Stage3::start(settings(&vhost.url, "outbox")).await;
+    stage.send(vec![message(0, "outbox", "bound", true)]).await;
+    stage.verdicts(1).await;
+    let all = stage.shared.exposure.clone();
+    let _held = all.acquire(all.size(), &stage.shared.stop).await.expect("not stopped yet");
+    stage.send(vec![message(1, "outbox", "bound", true)]).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    stage.stop().await;
+    vhost.remove().await;
+}
+
 /// A broker that refuses us, or is not there, is said on the board by name, without the password.
 #[actix::test]
 async fn a_refusal_and_an_outage_are_told_apart_and_name_the_host() {

@@ -105,7 +105,7 @@ impl Config {
             cert_file: database.cert_file.clone(),
             key_file: database.key_file.clone(),
             schema: database.schema.clone(),
-            attempts: postrider_actors::database::Attempts::default(),
+            link: postrider_actors::database::Link::default(),
         }
     }
 

@@ -7,9 +7,13 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod blocked;
 mod broker;
 mod chaos;
+mod database;
 mod failpoints;
 mod locks;
+mod network;
 mod proxy;
 mod reconnect;
+mod stop;

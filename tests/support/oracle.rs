@@ -172,6 +172,11 @@ impl Oracle {
         repeated
     }
 
+    /// Whatever came again was what had come before.
+    pub(crate) fn assert_same_again(&self) {
+        self.repetitions();
+    }
+
     /// Each of these arrived at least once.
     pub(crate) fn assert_nothing_lost<I: ToString>(&self, committed: &[I]) {
         let committed: Vec<String> = committed.iter().map(ToString::to_string).collect();

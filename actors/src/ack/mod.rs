@@ -19,6 +19,7 @@ use futures_util::{StreamExt, future::LocalBoxFuture, stream::FuturesUnordered};
 
 use crate::{
     credit::Credit,
+    database::pool,
     envelope::{Origin, Settled, Settlement},
     error::{Error, Kind, Result},
     metrics::{Stage, StageMetrics},
@@ -179,7 +180,8 @@ async fn record_claim(
     arrived: Instant,
     metrics: StageMetrics,
 ) -> Result<()> {
-    let outcome = claim.record(&settlements, &shared.settings.publish).await;
+    let recording = claim.record(&settlements, &shared.settings.publish);
+    let outcome = pool::patiently(&shared.board, recording).await;
     match outcome {
         Ok(recorded) => {
             drop(credit);

@@ -17,7 +17,6 @@ use crate::{
     ack::stream::{self, StreamRecorded},
     credit::{Cost, Credit},
     database::{outbox::Outbox, pool, progress::Progress},
-    deadlines::STATEMENT,
     envelope::{Settled, Settlement, Verdict},
     error::{Error, Kind, Result},
     ledger::{Ledger, Mark, Watermark},
@@ -148,7 +147,7 @@ impl StreamRecorder {
         let connection = self.connection().await?;
         let settings = &self.shared.settings.publish;
         let attempt = stream::record_stream(&connection, &self.outbox, settlements, Some(progress), settings);
-        match timely(attempt).await {
+        match pool::patiently(&self.shared.board, attempt).await {
             Ok(recorded) => {
                 self.connection = Some(connection);
                 Ok(recorded)
@@ -156,9 +155,6 @@ impl StreamRecorder {
             Err(error) => {
                 // It may hold an open transaction: closed, never pooled.
                 pool::discard(connection);
-                if error.kind() == Kind::DatabaseDown {
-                    pool::suspect(&self.shared.pool);
-                }
                 Err(error)
             }
         }
@@ -288,10 +284,4 @@ fn xid(settlement: &Settlement) -> Option<u32> {
 
 fn delivered(settlement: &Settlement) -> bool {
     settlement.verdict == Verdict::Delivered
-}
-
-async fn timely<T>(query: impl Future<Output = Result<T>>) -> Result<T> {
-    tokio::time::timeout(STATEMENT, query)
-        .await
-        .map_err(|elapsed| Error::new(Kind::DatabaseDown, "record what was delivered").with_source(elapsed))?
 }

@@ -20,6 +20,7 @@ use crate::{
         pool::answered,
         progress::{Parameters, Progress},
     },
+    deadlines::{LOCK, STATEMENT},
     envelope::{Settlement, Verdict},
     error::{Error, Kind, Result},
     failpoints::{self, Point},
@@ -124,7 +125,7 @@ pub async fn record_stream(
     if !steps.is_empty() {
         // Progress alone may be lost in a crash of the server: what it covers is repeated, not missed. A rejection may not.
         let relaxed = keep && rejected.is_empty();
-        recorded.marked = run(client, begin(relaxed), &steps).await?;
+        recorded.marked = run(client, &begin(relaxed), &steps).await?;
     }
     Ok(recorded)
 }
@@ -190,12 +191,15 @@ async fn run(client: &Client, begin: &str, steps: &[(Answer, Step<'_>)]) -> Resu
 
 /// The start of a recording. A database whose commits are asynchronous may forget them in a crash while the slot, told
 /// that they are recorded, has moved on: so they are not, whatever its default.
-fn begin(relaxed: bool) -> &'static str {
-    if relaxed {
-        "BEGIN; SET LOCAL lock_timeout = '5s'; SET LOCAL statement_timeout = '30s'; \
-         SET LOCAL synchronous_commit = off"
+fn begin(relaxed: bool) -> String {
+    let commit = if relaxed {
+        "SET LOCAL synchronous_commit = off"
     } else {
-        "BEGIN; SET LOCAL lock_timeout = '5s'; SET LOCAL statement_timeout = '30s'; \
-         SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
-    }
+        "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
+    };
+    format!(
+        "BEGIN; SET LOCAL lock_timeout = {}; SET LOCAL statement_timeout = {}; {commit}",
+        LOCK.as_millis(),
+        STATEMENT.as_millis()
+    )
 }

@@ -16,6 +16,26 @@ use crate::{
     settings::RowPolicy,
 };
 
+/// Makes sure that the server lets us write, by its own word.
+///
+/// # Errors
+/// [`Kind::DatabaseReadonly`] on a standby, and where `default_transaction_read_only` says so.
+pub async fn writable(client: &Client) -> Result<()> {
+    const OP: &str = "ask whether the database may be written";
+    let sql = "SELECT current_setting('transaction_read_only') = 'on', pg_is_in_recovery()";
+    let failed = |error| from_postgres(error, OP);
+    let row = client.query_typed_one(sql, &[]).await.map_err(failed)?;
+    if !row.try_get::<_, bool>(0).map_err(failed)? {
+        return Ok(());
+    }
+    let standby: bool = row.try_get(1).map_err(failed)?;
+    Err(Error::new(Kind::DatabaseReadonly, OP).with_source(if standby {
+        "the server is a standby"
+    } else {
+        "default_transaction_read_only is on"
+    }))
+}
+
 /// A row of `postrider_control`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Request {

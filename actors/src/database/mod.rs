@@ -4,11 +4,11 @@
 //! the runtime of the caller. Start-up `options` are used on the replication connection alone, because a
 //! transaction pooler may refuse them: other SQL must be right whatever `DateStyle` or `TimeZone` it meets.
 
-mod attempts;
 pub mod columns;
 pub mod control;
 pub mod drain;
 pub mod letters;
+mod link;
 pub mod outbox;
 pub mod pool;
 pub mod progress;
@@ -25,13 +25,14 @@ use tokio_postgres::{
     config::{Host, SslMode as PgSslMode},
 };
 use tokio_postgres_rustls::MakeRustlsConnect;
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     deadlines::{ASK, CONNECT, KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_RETRIES, TCP_USER_TIMEOUT},
     error::{Error, Kind, Result},
 };
 
-pub use attempts::Attempts;
+pub use link::Link;
 pub use replication::replication_config;
 pub use sqlstate::from_postgres;
 
@@ -68,8 +69,8 @@ pub struct DatabaseSettings {
     pub key_file: Option<PathBuf>,
     /// The schema of postrider's own tables.
     pub schema: String,
-    /// The pace at which connections are attempted; clones of these settings share it.
-    pub attempts: Attempts,
+    /// What connections have in common; clones of these settings share it.
+    pub link: Link,
 }
 
 impl fmt::Debug for DatabaseSettings {
@@ -134,10 +135,11 @@ impl Listener {
 pub async fn listen(settings: &DatabaseSettings, application_name: &str, channel: &str) -> Result<Listener> {
     const OP: &str = "listen for notifications";
     let config = client_config(settings, &settings.direct_url, application_name)?;
-    let connecting = settings.attempts.make(config.connect(tls::connector(settings)?));
+    let connecting = settings.link.attempt(config.connect(tls::connector(settings)?));
     let (client, mut connection) = deadline(connecting, OP).await?;
     let (sender, arrivals) = watch::channel(0);
-    tokio::spawn(async move {
+    let severed = settings.link.severed();
+    tokio::spawn(severed.run_until_cancelled_owned(async move {
         while let Some(message) = poll_fn(|cx| connection.poll_message(cx)).await {
             match message {
                 Ok(AsyncMessage::Notification(_)) => sender.send_modify(|count| *count += 1),
@@ -148,7 +150,7 @@ pub async fn listen(settings: &DatabaseSettings, application_name: &str, channel
                 }
             }
         }
-    });
+    }));
     let listener = Listener { arrivals, client };
     listener.ask(&format!("LISTEN {}", quote_identifier(channel)), OP).await?;
     Ok(listener)
@@ -175,14 +177,20 @@ async fn dial(
     op: &'static str,
 ) -> Result<Client> {
     let config = client_config(settings, url, application_name)?;
-    let connecting = settings.attempts.make(config.connect(tls::connector(settings)?));
+    let connecting = settings.link.attempt(config.connect(tls::connector(settings)?));
     let (client, connection) = deadline(connecting, op).await?;
-    tokio::spawn(async move {
-        if let Err(error) = connection.await {
-            tracing::debug!(error = %error, "database connection ended");
-        }
-    });
+    tokio::spawn(run(connection, settings.link.severed()));
     Ok(client)
+}
+
+/// Runs a connection until it ends or is severed.
+async fn run<T>(connection: tokio_postgres::Connection<Socket, T>, severed: CancellationToken)
+where
+    T: tokio_postgres::tls::TlsStream + Unpin,
+{
+    if let Some(Err(error)) = severed.run_until_cancelled(connection).await {
+        tracing::debug!(error = %error, "database connection ended");
+    }
 }
 
 /// One deadline over name lookup, connecting, TLS and authentication; `connect_timeout` covers the connect alone.
@@ -242,7 +250,7 @@ mod tests {
             cert_file: None,
             key_file: None,
             schema: "public".to_owned(),
-            attempts: Attempts::default(),
+            link: Link::default(),
         }
     }
 

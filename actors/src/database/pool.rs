@@ -3,7 +3,7 @@
 //! A claim's connection travels between arbiters, and the pool outlives every generation of the pipeline; an arbiter's
 //! runtime does not. So a connection is made, and its task runs, on the runtime the pool was built on.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use deadpool_postgres::{Connect, Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime};
 use futures_util::future::BoxFuture;
@@ -11,17 +11,18 @@ use tokio::{runtime::Handle, task::JoinHandle, time::timeout};
 use tokio_postgres::{Client, Config};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-use super::{Attempts, DatabaseSettings, pool_config, sqlstate::while_connecting};
+use super::{DatabaseSettings, Link, pool_config, sqlstate::while_connecting};
 use crate::{
-    deadlines::{ANSWER, CONNECT},
+    deadlines::{ANSWER, CONNECT, PATIENCE},
     error::{Error, Kind, Result},
+    status::{Board, Reason, board::default_remedy},
 };
 
 /// Connections that connect and live on one runtime, whoever asks for them.
 struct Outliving {
     runtime: Handle,
     tls: MakeRustlsConnect,
-    attempts: Attempts,
+    link: Link,
 }
 
 impl Connect for Outliving {
@@ -30,15 +31,11 @@ impl Connect for Outliving {
         config: &Config,
     ) -> BoxFuture<'_, Result<(Client, JoinHandle<()>), tokio_postgres::Error>> {
         let (config, tls, runtime) = (config.clone(), self.tls.clone(), self.runtime.clone());
-        let attempts = self.attempts.clone();
+        let link = self.link.clone();
         // The socket belongs to the runtime it is opened on, so the connect is spawned there too.
         let connecting = self.runtime.spawn(async move {
-            let (client, connection) = attempts.make(config.connect(tls)).await?;
-            let task = runtime.spawn(async move {
-                if let Err(error) = connection.await {
-                    tracing::debug!(error = %error, "database connection ended");
-                }
-            });
+            let (client, connection) = link.attempt(config.connect(tls)).await?;
+            let task = runtime.spawn(super::run(connection, link.severed()));
             Ok((client, task))
         });
         let connecting = AbortOnDrop(connecting);
@@ -68,7 +65,7 @@ impl<T> Drop for AbortOnDrop<T> {
 /// on it and no open transaction, so nothing is done to clean it.
 pub fn pool(settings: &DatabaseSettings, application_name: &str, size: usize) -> Result<Pool> {
     let (config, tls) = pool_config(settings, application_name)?;
-    let connect = Outliving { runtime: Handle::current(), tls, attempts: settings.attempts.clone() };
+    let connect = Outliving { runtime: Handle::current(), tls, link: settings.link.clone() };
     let recycling = ManagerConfig { recycling_method: RecyclingMethod::Fast };
     Pool::builder(Manager::from_connect(config, connect, recycling))
         .max_size(size.max(1))
@@ -98,6 +95,27 @@ pub(crate) async fn answered<T>(answer: impl Future<Output = T>, op: &'static st
     timeout(ANSWER, answer).await.map_err(|elapsed| Error::new(Kind::DatabaseDown, op).with_source(elapsed))
 }
 
+/// Waits for `answer`, and says on the board while it does not come: something is to be moved and is not.
+pub(crate) async fn patiently<T>(board: &Board, answer: impl Future<Output = Result<T>>) -> Result<T> {
+    let (began, mut answer) = (Instant::now(), std::pin::pin!(answer));
+    let mut said = false;
+    let answer = loop {
+        match timeout(PATIENCE, &mut answer).await {
+            Ok(answer) => break answer,
+            Err(_silence) => {
+                said = true;
+                let detail = format!("no answer from the database for {} s", began.elapsed().as_secs());
+                board.raise(Reason::DatabaseDown, detail, default_remedy(Reason::DatabaseDown));
+            }
+        }
+    };
+    // An error that is no outage is an answer too; an outage is put up by whoever handles it, and holds on.
+    if said && !matches!(&answer, Err(error) if error.kind() == Kind::DatabaseDown) {
+        board.clear(Reason::DatabaseDown);
+    }
+    answer
+}
+
 /// Asks on a connection of the pool. One that failed or kept silent is not given back, nor is one whose answer nobody
 /// waits for any more.
 pub async fn ask<T>(
@@ -121,16 +139,8 @@ pub async fn ask_within<T>(
         lent.give_back();
         Ok(answer)
     };
-    timeout(limit, answer).await.unwrap_or_else(|elapsed| {
-        suspect(pool);
-        Err(Error::new(Kind::DatabaseDown, op).with_source(elapsed))
-    })
-}
-
-/// A connection of this pool kept silent. What silenced it has silenced those that lie idle too, and each would cost its
-/// next user a deadline: they go.
-pub fn suspect(pool: &Pool) {
-    pool.retain(|_, _| false);
+    let silent = |elapsed| Err(Error::new(Kind::DatabaseDown, op).with_source(elapsed));
+    timeout(limit, answer).await.unwrap_or_else(silent)
 }
 
 /// A connection with a question under way: not to be given back as it is.

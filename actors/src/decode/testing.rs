@@ -44,7 +44,7 @@ pub(crate) fn settings() -> Settings {
             cert_file: None,
             key_file: None,
             schema: "public".to_owned(),
-            attempts: Default::default(),
+            link: Default::default(),
         },
         broker: BrokerSettings {
             url: "amqp://127.0.0.1:1".to_owned(),

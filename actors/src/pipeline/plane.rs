@@ -68,6 +68,8 @@ pub struct Plane {
     drained: Mutex<bool>,
     /// Whether this has put it on the board that the database does not answer.
     unanswered: AtomicBool,
+    /// Whether the database has answered anything of the reading that is under way, or was last.
+    answered: AtomicBool,
 }
 
 impl Plane {
@@ -87,6 +89,7 @@ impl Plane {
             asking: tokio::sync::Mutex::new(()),
             drained: Mutex::new(false),
             unanswered: AtomicBool::new(false),
+            answered: AtomicBool::new(false),
         })
     }
 
@@ -243,6 +246,7 @@ impl Plane {
     /// Reads, and says on the board when the database does not answer: an idle relay has no other question under way,
     /// and a busy one waits longer for its own.
     async fn look(&self) {
+        let began = Instant::now();
         let mut reading = std::pin::pin!(self.read());
         let result = match tokio::time::timeout(PATIENCE, &mut reading).await {
             Ok(result) => result,
@@ -252,11 +256,14 @@ impl Plane {
                 reading.await
             }
         };
-        if let Err(error) = result {
-            tracing::debug!(error = %error.chain(), "figures not read");
-            if error.kind() == Kind::DatabaseDown {
-                self.unanswered(error.chain());
-            }
+        let Err(error) = result else { return };
+        tracing::debug!(error = %error.chain(), "figures not read");
+        if error.kind() == Kind::DatabaseDown {
+            self.unanswered(error.chain());
+        }
+        // Not even the first, small question was answered.
+        if began.elapsed() >= ASK && !self.answered.load(Relaxed) {
+            self.settings.database.link.sever();
         }
     }
 
@@ -275,10 +282,12 @@ impl Plane {
             SourceSettings::Wal(wal) => Some(wal.slot.as_str()),
             SourceSettings::Poll(_) => None,
         };
+        self.answered.store(false, Relaxed);
         let (request, health, asked, instant) =
             pool::ask_within(&self.pool, ASK, "read the database's figures", async |client| {
                 let outbox = self.outbox(client).await?;
                 let request = control::load_request(client, &outbox).await?;
+                self.answered.store(true, Relaxed);
                 let (asked, instant) = (SystemTime::now(), Instant::now());
                 Ok((request, control::health(client, &outbox, slot).await?, asked, instant))
             })

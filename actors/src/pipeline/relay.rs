@@ -14,7 +14,7 @@ use crate::{
     ack::recorder::StreamRecorder,
     control::Controls,
     credit::Credits,
-    database::{outbox::Outbox, pool},
+    database::{control, outbox::Outbox, pool},
     decode::Resume,
     error::{Disposition, Error, Kind, Result},
     metrics::{self, Stage},
@@ -136,7 +136,11 @@ impl Relay {
     /// The table as the database describes it now.
     async fn outbox(&self) -> Result<Arc<Outbox>> {
         const OP: &str = "read the outbox table's columns";
-        let load = async |client: &Client| Outbox::load(client, &self.settings).await;
+        let load = async |client: &Client| {
+            // Before anything is taken: what cannot be recorded would be sent again by every generation.
+            control::writable(client).await?;
+            Outbox::load(client, &self.settings).await
+        };
         let outbox = Arc::new(pool::ask(&self.pool, OP, load).await?);
         self.plane.set_outbox(Arc::clone(&outbox));
         // What was asked for is known before anything is taken: a pause survives a restart.

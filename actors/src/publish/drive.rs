@@ -128,7 +128,12 @@ impl Lane {
                 () = flights.ready() => give_way().await,
                 credit = some(&mut exposure) => {
                     exposure = None;
-                    self.keep(credit);
+                    match credit {
+                        Ok(credit) => self.keep(credit),
+                        // The generation ends, and this task with it. To ask again would be answered at once, and again:
+                        // the thread would never come to ending it.
+                        Err(_) => pending().await,
+                    }
                 }
                 (exchange, presence) = some(&mut looking) => {
                     looking = None;
@@ -271,7 +276,7 @@ impl Lane {
             let Some(credit) = self.hub.shared.exposure.try_acquire(exposure_of(needed - spare)) else {
                 return Plan::Expose(needed - spare);
             };
-            self.keep(Ok(credit));
+            self.keep(credit);
         }
         if self.hub.holds() && !self.hub.probe(now) {
             return Plan::Wait;
@@ -330,9 +335,7 @@ impl Lane {
         self.settled = true;
     }
 
-    fn keep(&mut self, credit: Result<Credit>) {
-        // An error says that the generation ends; so will this task.
-        let Ok(credit) = credit else { return };
+    fn keep(&mut self, credit: Credit) {
         match &mut self.spare {
             Some(spare) => spare.merge(credit),
             None => self.spare = Some(credit),

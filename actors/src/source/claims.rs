@@ -150,7 +150,8 @@ impl Common {
                     if taken.is_none() {
                         trouble.idle();
                     }
-                    self.answered(&mut trouble);
+                    trouble.over(&self.shared);
+                    self.shared.figures.source_connected.store(true, Relaxed);
                     if let Some((since, began)) = began.get() {
                         let first = taken.as_ref().and_then(|taken| taken.rows.first()?.occurred_on);
                         let took = taken.as_ref().map_or_else(|| began.elapsed(), |taken| taken.first_after);
@@ -185,7 +186,7 @@ impl Common {
             match self.rest(self.next_retry()).await? {
                 Ok(Duration::ZERO) => {}
                 Ok(pause) => {
-                    self.answered(&mut trouble);
+                    trouble.answered(&self.shared);
                     self.rest(sleep(pause)).await?;
                     continue;
                 }
@@ -253,11 +254,6 @@ impl Common {
     async fn rest<T>(&self, until: impl Future<Output = T>) -> Result<T> {
         let waited = self.shared.stop.run_until_cancelled(until).await;
         waited.ok_or_else(|| Error::new(Kind::Stopped, "wait for rows"))
-    }
-
-    fn answered(&self, trouble: &mut Trouble) {
-        trouble.over(&self.shared);
-        self.shared.figures.source_connected.store(true, Relaxed);
     }
 
     async fn failed(&self, error: Error, trouble: &mut Trouble) -> Result<()> {

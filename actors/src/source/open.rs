@@ -125,7 +125,7 @@ async fn connect(settings: &Settings, wal: &WalSettings) -> Result<(ReplicationC
             let rows = client.simple_query(sql).await?;
             Ok((client, rows))
         };
-        let connecting = settings.database.attempts.make(connecting);
+        let connecting = settings.database.link.attempt(connecting);
         let (client, rows) = asking(connecting, "connect for replication").await?;
         let millis = rows.first().and_then(|row| text(row, 0).parse().ok()).unwrap_or_default();
         let timeout = Duration::from_millis(millis);

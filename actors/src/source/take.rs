@@ -21,7 +21,11 @@ use super::{
 };
 use crate::{
     credit::{Cost, Credit},
-    database::{from_postgres, outbox::Outbox, pool::answered},
+    database::{
+        from_postgres,
+        outbox::Outbox,
+        pool::{answered, patiently},
+    },
     envelope::Row,
     error::Result,
     failpoints::{self, Point},
@@ -106,7 +110,8 @@ impl Taker {
         let since = Instant::now();
         let retries = wanted == Wanted::Retries;
         let limit = self.limit(reserve.cost());
-        let (mut claim, stream, done) = Claim::open(&self.shared.pool, &self.outbox, wanted, limit).await?;
+        let opening = Claim::open(&self.shared.pool, &self.outbox, wanted, limit);
+        let (mut claim, stream, done) = patiently(&self.shared.board, opening).await?;
         let mut stream = std::pin::pin!(stream);
         let mut credit = self.shared.credits.nothing();
         let mut taken = Vec::with_capacity(limit.min(1024) as usize);

@@ -15,7 +15,10 @@ const FIRST: Duration = Duration::from_millis(100);
 const LONGEST: Duration = Duration::from_secs(5);
 
 /// What an answer of the database disproves, whoever said it.
-const DISPROVED: [Reason; 2] = [Reason::DatabaseDown, Reason::DatabaseReadonly];
+const ANSWERS: &[Reason] = &[Reason::DatabaseDown];
+
+/// What rows that could be locked disprove: a server that is read-only still answers.
+const WRITES: &[Reason] = &[Reason::DatabaseDown, Reason::DatabaseReadonly];
 
 /// One loop's troubles.
 #[derive(Debug)]
@@ -48,16 +51,25 @@ impl Trouble {
         self.unrecorded = false;
     }
 
-    /// The database answered.
+    /// The database let us claim, or there was nothing to claim.
     pub(super) fn over(&mut self, shared: &Shared) {
+        self.disprove(shared, WRITES);
+    }
+
+    /// The database answered a question.
+    pub(super) fn answered(&mut self, shared: &Shared) {
+        self.disprove(shared, ANSWERS);
+    }
+
+    fn disprove(&mut self, shared: &Shared, disproved: &[Reason]) {
         self.pause = FIRST;
         if self.locked && !self.unrecorded {
             self.locked = false;
             shared.board.clear(Reason::TableLocked);
         }
-        for reason in DISPROVED {
-            if shared.board.holds(reason) {
-                shared.board.clear(reason);
+        for reason in disproved {
+            if shared.board.holds(*reason) {
+                shared.board.clear(*reason);
             }
         }
     }

@@ -131,6 +131,12 @@ impl Reason {
         }
     }
 
+    /// Whether only a database that answers can be the cause.
+    fn is_answer(self) -> bool {
+        use Reason::{DatabaseReadonly, SchemaChanged, SlotInUse, SlotLost, TableLocked};
+        matches!(self, DatabaseReadonly | SchemaChanged | SlotInUse | SlotLost | TableLocked)
+    }
+
     /// The reason an error of `kind` stands for, if it is one an operator sees.
     pub fn of(kind: Kind) -> Option<Reason> {
         match kind {
@@ -292,6 +298,9 @@ impl Board {
         let line = error.chain();
         if let Some(reason) = Reason::of(error.kind()) {
             self.raise(reason, line.clone(), error.remedy().unwrap_or(default_remedy(reason)));
+            if reason.is_answer() {
+                self.clear(Reason::DatabaseDown);
+            }
         }
         self.inner().last_error = Some((SystemTime::now(), line));
     }
@@ -411,6 +420,15 @@ mod tests {
         assert_eq!(board.report().reason, Some(Reason::BrokerDown));
         board.clear(Reason::BrokerDown);
         assert_eq!(board.report().state, State::Running);
+    }
+
+    #[test]
+    fn a_database_that_answers_is_not_down() {
+        let board = Board::new();
+        board.raise_error(&Error::new(Kind::DatabaseDown, "connect"));
+        board.raise_error(&Error::new(Kind::DatabaseReadonly, "claim rows"));
+        assert_eq!(board.report().reason, Some(Reason::DatabaseReadonly));
+        assert_eq!(board.conditions().len(), 1);
     }
 
     #[test]

@@ -42,7 +42,7 @@ pub fn settings(url: &str, exchange: &str) -> Settings {
             cert_file: None,
             key_file: None,
             schema: "public".to_owned(),
-            attempts: Default::default(),
+            link: Default::default(),
         },
         broker: BrokerSettings { url: url.to_owned(), ca_file: None, cert_file: None, key_file: None },
         outbox: OutboxSettings {

@@ -157,7 +157,7 @@ pub fn settings(url: String, direct_url: String) -> Settings {
             cert_file: None,
             key_file: None,
             schema: "public".into(),
-            attempts: Default::default(),
+            link: Default::default(),
         },
         broker: BrokerSettings { url: String::new(), ca_file: None, cert_file: None, key_file: None },
         outbox: OutboxSettings {
