@@ -99,27 +99,6 @@ impl Stage {
         eventually("everything is recorded", async || (self.number(left).await == 0).then_some(())).await;
     }
 
-    /// Commits one transaction of `n` rows whose type is what `kind`, SQL over the row's number `g` from 0, says; returns
-    /// ids and types in order.
-    pub(crate) async fn write(&self, n: usize, kind: &str) -> Vec<(String, String)> {
-        let sql = format!(
-            "INSERT INTO outbox_messages (id, type, content, occurred_on_utc)
-             SELECT gen_random_uuid(), {kind}, jsonb_build_object('n', g), clock_timestamp()
-             FROM generate_series(0, $1::int8 - 1) g ORDER BY g RETURNING id::text, type"
-        );
-        let rows =
-            self.app.query(&sql, &[&i64::try_from(n).expect("small")]).await.expect("rows are written");
-        rows.iter().map(|row| (row.get(0), row.get(1))).collect()
-    }
-
-    /// The texts that `sql` asks for, sorted.
-    pub(crate) async fn texts(&self, sql: &str) -> Vec<String> {
-        let rows = self.app.query(sql, &[]).await.unwrap_or_else(|e| panic!("{sql}: {e}"));
-        let mut texts: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
-        texts.sort_unstable();
-        texts
-    }
-
     /// One row with this type and content, as SQL text; returns its id.
     pub(crate) async fn insert(&self, kind: &str, content: &str) -> String {
         let sql = "INSERT INTO outbox_messages (id, type, content, occurred_on_utc)
