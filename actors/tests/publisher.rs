@@ -14,6 +14,7 @@ use postrider_actors::{
 };
 use publishing::{
     broker::Vhost,
+    fake::{self, Confirm},
     stage::{Stage3, message, settings},
 };
 
@@ -271,6 +272,35 @@ async fn a_world_that_rejects_everything_stops_the_flow_until_it_is_mended() {
     assert!(!stage.shared.board.holds(StateReason::AllRejected));
     stage.stop().await;
     vhost.remove().await;
+}
+
+/// C04. Confirms in ranges, mixed and out of order, are each message's own.
+#[actix::test]
+async fn confirms_in_ranges_and_out_of_order_are_each_messages_own() {
+    let script =
+        vec![Confirm::Ack(2, false), Confirm::Nack(1, true), Confirm::Nack(4, false), Confirm::Ack(5, true)];
+    let stage = Stage3::start(settings(&fake::broker(5, script), "outbox")).await;
+    stage.send((0..5).map(|n| message(n, "outbox", "bound", true)).collect()).await;
+    let verdicts: Vec<_> = stage.verdicts(5).await.iter().map(|(_, verdict)| reason(verdict)).collect();
+    let nacked = Some(Reason::Nacked);
+    assert_eq!(verdicts, [nacked, None, None, nacked, None]);
+    stage.stop().await;
+}
+
+/// C04. A nack of what a range has acknowledged is against the protocol: the channel is given up and the next one used.
+#[actix::test]
+async fn a_nack_that_comes_after_its_ack_costs_the_channel_and_no_other_message() {
+    let script =
+        vec![Confirm::Ack(2, false), Confirm::Nack(1, true), Confirm::Ack(5, true), Confirm::Nack(4, false)];
+    let stage = Stage3::start(settings(&fake::broker(5, script), "outbox")).await;
+    stage.send((0..5).map(|n| message(n, "outbox", "bound", true)).collect()).await;
+    let verdicts: Vec<_> = stage.verdicts(5).await.iter().map(|(_, verdict)| reason(verdict)).collect();
+    assert_eq!(verdicts, [Some(Reason::Nacked), None, None, None, None]);
+    let opened = || stage.shared.figures.channel_openings.load(std::sync::atomic::Ordering::Relaxed);
+    until(|| opened() == 2).await;
+    stage.send(vec![message(5, "outbox", "bound", true)]).await;
+    assert_eq!(reason(&stage.verdicts(6).await[5].1), None);
+    stage.stop().await;
 }
 
 /// The same id twice waits for its first verdict instead of being told apart by guessing.

@@ -5,6 +5,10 @@ use std::collections::VecDeque;
 use proptest::prelude::*;
 
 use super::*;
+use crate::{
+    ledger::{Ledger, Mark, Watermark},
+    position::{Lsn, Position},
+};
 
 fn id(n: usize) -> Bytes {
     Bytes::from(n.to_string())
@@ -221,4 +225,29 @@ fn what_a_dead_channel_leaves_comes_back_in_the_order_it_was_sent() {
     relay.settle(|n, outcome| assert_eq!((n, outcome), (1, Outcome::Delivered)));
     assert_eq!(relay.take_back(), [(0, true), (2, true), (3, false), (4, true)]);
     assert!(relay.is_empty());
+}
+
+/// C04: ack 2, nack 1 and all before, ack 5 and all before, nack 4.
+#[test]
+fn exactly_what_was_acknowledged_is_delivered_and_the_watermark_stays_before_what_was_not() {
+    let mut relay: Attribution<u64> = Attribution::default();
+    let mut ledger = Ledger::new();
+    let mut delivered = Vec::new();
+    for n in 0..5 {
+        relay.sent(id(n), n as u64);
+    }
+    let position = |n: u64| Position { commit: Lsn(100), row: n + 1 };
+    for (tag, acked) in [(1, true), (0, false), (2, true), (4, true), (3, false)] {
+        relay.completed(tag, acked, None);
+        relay.settle(|n, outcome| {
+            if outcome == Outcome::Delivered {
+                delivered.push(n + 1);
+                ledger.settle(n, Mark::Row(position(n)));
+            }
+        });
+    }
+    assert_eq!(delivered, [2, 3, 5]);
+    assert_eq!(ledger.watermark(), Watermark::default(), "before 1");
+    ledger.settle(0, Mark::Row(position(0)));
+    assert_eq!(ledger.watermark().position, position(2), "before 4");
 }

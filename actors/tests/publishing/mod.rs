@@ -3,4 +3,5 @@
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of it")]
 
 pub mod broker;
+pub mod fake;
 pub mod stage;
