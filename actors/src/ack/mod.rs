@@ -6,6 +6,7 @@
 //! recorded one statement at a time, each taking what became ready while the last one ran.
 
 pub mod attempt;
+mod books;
 pub mod recorder;
 mod rejected;
 pub mod rows;

@@ -1,6 +1,6 @@
 //! Recording the stream: rows are marked and progress is written in one transaction, and then the slot may advance.
 //!
-//! What comes in is verdicts in any order; the [`Ledger`] says how far they are contiguous. With `ack.rows = keep`
+//! What comes in is verdicts in any order; the books (the ledger among them) say how far they are contiguous. With `ack.rows = keep`
 //! there is nothing to mark: a verdict is known at once, its credit goes back at once, and progress is written every
 //! `ack.interval_ms` while it moves.
 
@@ -14,12 +14,15 @@ use deadpool_postgres::Object;
 use tokio_postgres::Client;
 
 use crate::{
-    ack::stream::{self, StreamRecorded},
+    ack::{
+        books::Books,
+        stream::{self, StreamRecorded},
+    },
     credit::{Cost, Credit},
     database::{outbox::Outbox, pool, progress::Progress},
     envelope::{Settled, Settlement, Verdict},
     error::{Error, Kind, Result},
-    ledger::{Ledger, Mark, Watermark},
+    ledger::Watermark,
     metrics::MessageMetrics,
     pipeline::shared::Shared,
     position::StreamIdentity,
@@ -39,11 +42,9 @@ pub struct StreamRecorder {
     shared: Shared,
     outbox: Arc<Outbox>,
     identity: StreamIdentity,
-    ledger: Ledger,
+    books: Books,
     /// Exposure of rows beyond the contiguous prefix, and of kept rows whose progress is not written yet.
     exposure: Credit,
-    /// The watermark that is durable.
-    written: Watermark,
     last_write: Instant,
     connection: Option<Object>,
     /// Marks in a row that hit too few rows although all were there.
@@ -59,9 +60,8 @@ impl StreamRecorder {
             shared,
             outbox,
             identity,
-            ledger: Ledger::behind(resume),
+            books: Books::behind(resume),
             exposure,
-            written: resume,
             last_write: Instant::now(),
             connection: None,
             fruitless: 0,
@@ -71,7 +71,7 @@ impl StreamRecorder {
 
     /// Whether something is known that is not written yet and should be, though nothing new arrives.
     pub fn owes_progress(&self) -> bool {
-        self.ledger.watermark() != self.written || self.exposure.cost().messages > self.out_of_order()
+        self.books.owe() || self.exposure.cost().messages > self.books.out_of_order()
     }
 
     /// Records `news` and returns when all of it is durable (kept rows: when it is written, or not due yet).
@@ -82,9 +82,7 @@ impl StreamRecorder {
         let mut settlements = Vec::new();
         let mut credit: Option<Credit> = None;
         for settled in news {
-            for passed in &settled.passed {
-                self.ledger.settle(passed.number, passed.mark);
-            }
+            self.books.enter(&settled.passed, &settled.settlements)?;
             settlements.extend(settled.settlements);
             match credit.as_mut() {
                 Some(credit) => credit.merge(settled.credit),
@@ -93,30 +91,25 @@ impl StreamRecorder {
             self.exposure.merge(settled.exposure);
         }
         settlements.retain(|settlement| settlement.verdict != Verdict::Abandoned);
-        for Settlement { envelope, .. } in &settlements {
-            let place = envelope
-                .place
-                .ok_or_else(|| Error::new(Kind::Internal, "record a streamed row without a place"))?;
-            self.ledger.settle(envelope.number, Mark::Row(place.position));
-        }
         let recorded = settlements.len() as u64;
         if self.shared.settings.ack.rows == RowPolicy::Keep && settlements.iter().all(delivered) {
             drop((settlements, credit));
             self.write_kept_progress().await?;
         } else {
-            self.write(settlements).await?;
+            let written = self.write(settlements).await?;
             drop(credit);
-            self.acknowledge();
+            self.acknowledge(written);
         }
         self.shared.figures.recorded.fetch_add(recorded, Relaxed);
         Ok(())
     }
 
-    /// Marks rows and moves progress in one transaction, as often as it takes for every mark to hit.
-    async fn write(&mut self, mut settlements: Vec<Settlement>) -> Result<()> {
-        let watermark = self.ledger.watermark();
-        if settlements.is_empty() && watermark.position == self.written.position {
-            return Ok(());
+    /// Marks rows and moves progress in one transaction, as often as it takes for every mark to hit; returns how far
+    /// everything is recorded then.
+    async fn write(&mut self, mut settlements: Vec<Settlement>) -> Result<Watermark> {
+        let watermark = self.books.watermark();
+        if settlements.is_empty() && !self.books.moved() {
+            return Ok(watermark);
         }
         let progress = Progress {
             slot: self.identity.slot.clone(),
@@ -140,7 +133,7 @@ impl StreamRecorder {
         self.shared.board.clear(Reason::MarkWaiting);
         self.fruitless = 0;
         self.last_write = Instant::now();
-        Ok(())
+        Ok(watermark)
     }
 
     async fn attempt(&mut self, settlements: &[Settlement], progress: &Progress) -> Result<StreamRecorded> {
@@ -237,15 +230,14 @@ impl StreamRecorder {
             tokio::time::sleep(left.min(Duration::from_millis(1))).await;
             return Ok(());
         }
-        self.write(Vec::new()).await?;
-        self.acknowledge();
+        let written = self.write(Vec::new()).await?;
+        self.acknowledge(written);
         Ok(())
     }
 
-    /// Everything the ledger calls settled is durable now: say so, and give back the exposure of what is contiguous.
-    fn acknowledge(&mut self) {
-        self.written = self.ledger.watermark();
-        let flush = self.written.flush;
+    /// Everything in the books is durable now: say so, and give back the exposure of what is contiguous.
+    fn acknowledge(&mut self, written: Watermark) {
+        let flush = self.books.durable(written);
         self.shared.controls.durable.send_if_modified(|durable| {
             let moves = flush > *durable;
             *durable = (*durable).max(flush);
@@ -253,13 +245,8 @@ impl StreamRecorder {
         });
         self.shared.figures.durable_lsn.fetch_max(flush.0, Relaxed);
         let held = self.exposure.cost().messages;
-        let settled = held.saturating_sub(self.out_of_order());
+        let settled = held.saturating_sub(self.books.out_of_order());
         self.exposure.split(Cost { messages: settled, bytes: 0 }).give_back();
-    }
-
-    /// Rows recorded beyond the contiguous prefix are streamed, and so sent, again after a crash: they stay exposed.
-    fn out_of_order(&self) -> u32 {
-        u32::try_from(self.ledger.out_of_order()).unwrap_or(u32::MAX)
     }
 
     async fn connection(&mut self) -> Result<Object> {
