@@ -40,10 +40,9 @@ pub const STATEMENT: Duration = Duration::from_secs(20);
 /// than [`PATIENCE`]: a lock is told from a silent server.
 pub const LOCK: Duration = Duration::from_secs(2);
 
-/// How long a claim may wait for its verdicts before the server ends it. Longer than a confirm may take by default
-/// (30 s) and than the claims before it in the publisher are given without progress (4 s each); short enough that a
-/// frozen relay's rows move on within a minute.
-pub const CLAIM_IDLE: Duration = Duration::from_secs(60);
+/// How long a claim may wait for its verdicts before the server ends it. Longer than the publisher keeps one, 16 s and 4 s
+/// before it is begun; short enough that the rows of a relay that vanished or is frozen move on within half a minute.
+pub const CLAIM_IDLE: Duration = Duration::from_secs(25);
 
 /// An SQL answer: longer than [`STATEMENT`], so that a server that lives answers first; short enough that a connection
 /// which fell silent stalls nothing for half a minute.

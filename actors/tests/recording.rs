@@ -7,7 +7,7 @@ use postrider_actors::{
     control::Desired,
     database::{
         control::{Request, health, load_request, store_request},
-        progress::{Progress, Sweep, load_progress, set_mode, set_sweep},
+        progress::{Progress, Sweep, load_progress, set_mode, set_sweep, store_progress},
     },
     envelope::{Reason, Row, Settlement, Verdict},
     position::{Lsn, Position},
@@ -56,6 +56,26 @@ async fn marks_and_progress_are_one_transaction() {
     record_stream(&database.client, &outbox, &[], Some(&after), publish).await.expect("recorded");
     let stored = load_progress(&database.client, &outbox).await.expect("read").expect("a row");
     assert_eq!(stored.progress, Some(after), "the end of a transaction survives a bigint");
+}
+
+/// What a relay still had to commit when it was frozen, it commits when it thaws: another may have gone on long ago.
+#[tokio::test(flavor = "multi_thread")]
+async fn progress_that_is_older_or_another_streams_changes_nothing_and_its_marks_count() {
+    let database = Database::new().await;
+    database.insert(4, "order", 1_000).await;
+    let (outbox, publish) = (database.outbox().await, &database.settings.publish);
+    store_progress(&database.client, &outbox, &progress(7)).await.expect("stored");
+    let settled = all(&ids(&database.client).await, |_| Verdict::Delivered);
+    let stale = Progress { slot: "before".into(), ..progress(9) };
+    for (settled, late) in settled.chunks(2).zip([progress(6), stale]) {
+        let recorded = record_stream(&database.client, &outbox, settled, Some(&late), publish).await;
+        assert_eq!(recorded.expect("recorded").marked, 2);
+        let stored = load_progress(&database.client, &outbox).await.expect("read").expect("a row");
+        assert_eq!(stored.progress, Some(progress(7)));
+    }
+    record_stream(&database.client, &outbox, &[], Some(&progress(8)), publish).await.expect("recorded");
+    let stored = load_progress(&database.client, &outbox).await.expect("read").expect("a row");
+    assert_eq!(stored.progress, Some(progress(8)));
 }
 
 #[tokio::test(flavor = "multi_thread")]

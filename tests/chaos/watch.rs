@@ -14,9 +14,11 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// How long rows may wait with nothing delivered while nothing is wrong.
 pub(crate) const STALL_LIMIT: Duration = Duration::from_secs(30);
 
-/// How long `/readyz` may say yes while rows wait and nothing moves, from when the last fault began; and no while nothing
-/// is wrong and messages arrive.
+/// How long `/readyz` may say yes while rows wait and nothing moves; and no while nothing is wrong and messages arrive.
 const READY_LIMIT: Duration = Duration::from_secs(10);
+
+/// After a fault began, before that is held against the relay: it looks at an idle peer every few seconds.
+const FIRST_SECONDS: Duration = Duration::from_secs(2);
 
 /// Messages arrive where the last came no longer ago.
 const MOVING: Duration = Duration::from_secs(1);
@@ -99,7 +101,8 @@ async fn readiness(subject: &Subject, fate: &Fate<'_>) {
         if ready || !weather.now.is_empty() || moved.elapsed() > MOVING {
             alarm_since = Instant::now();
         }
-        let (idle, alarm) = (idle_since.max(moved).max(weather.began).elapsed(), alarm_since.elapsed());
+        let (idle, alarm) =
+            (idle_since.max(moved).max(weather.began + FIRST_SECONDS).elapsed(), alarm_since.elapsed());
         let mut watched = subject.watched();
         let before = (watched.longest_idle, watched.longest_alarm);
         (watched.longest_idle, watched.longest_alarm) = (idle.max(before.0), alarm.max(before.1));

@@ -82,7 +82,7 @@ impl Side {
         self.relay.stop().await;
         self.stage.oracle.barrier().await;
         self.stage.oracle.assert_nothing_else(&self.all);
-        self.stage.oracle.assert_same_bodies();
+        self.stage.oracle.assert_same_again();
         let left = "SELECT count(*) FROM outbox_messages WHERE processed_on_utc IS NULL";
         let left: i64 = self.app.query_one(left, &[]).await.unwrap().get(0);
         assert_eq!(left, 0, "{}: everything is recorded", self.mode);
@@ -154,4 +154,27 @@ async fn too_many_connections_and_a_server_that_is_read_only_are_said_and_waited
     wal.app.query("SELECT pg_promote()", &[]).await.unwrap();
     join(wal.recovers(), poll.recovers()).await;
     join(wal.end(), poll.end()).await;
+}
+
+/// The slot cannot be finished before transactions that are open have ended. The session that waits for that is ours, and
+/// outlives our patience: no other relay works.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slot_that_our_own_session_is_still_creating_is_no_reason_to_stand_by() {
+    let server = PrivatePostgres::start(&[]).await;
+    let stage = Stage::on("wal", server.database().await, Vhost::fresh().await, |config| config).await;
+    let writer = stage.database.connect().await;
+    writer.batch_execute("BEGIN; SELECT pg_current_xact_id()").await.unwrap();
+    let mut relay = stage.config.start();
+    relay.wait_status("the slot is waited for", |status| status["reason"] == "slot_in_use").await;
+    let until = Instant::now() + full(Duration::from_secs(4), Duration::from_secs(30));
+    while Instant::now() < until {
+        let status = relay.status().await;
+        assert!(status["ready"] == false && status["state"] != "standby", "{status}");
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+    let all = stage.commit(0, 100).await;
+    writer.batch_execute("COMMIT").await.unwrap();
+    stage.oracle.wait_for_all(&all).await;
+    relay.wait_state("running").await;
+    relay.stop().await;
 }

@@ -172,8 +172,8 @@ impl Oracle {
         repeated
     }
 
-    /// Whatever came more than once was the same each time.
-    pub(crate) fn assert_same_bodies(&self) {
+    /// Whatever came again was what had come before.
+    pub(crate) fn assert_same_again(&self) {
         self.repetitions();
     }
 

@@ -181,7 +181,8 @@ async fn record_claim(
     metrics: StageMetrics,
 ) -> Result<()> {
     let recording = claim.record(&settlements, &shared.settings.publish);
-    match pool::patiently(&shared.board, recording).await {
+    let outcome = pool::patiently(&shared.board, recording).await;
+    match outcome {
         Ok(recorded) => {
             drop(credit);
             exposure.give_back();

@@ -108,8 +108,10 @@ pub struct Statements {
     pub park_retries: String,
     /// `delivered`, and progress if all `$2` were hit: see [`super::progress`] for `$3`–`$9`.
     pub stream_delivered: String,
-    /// Progress alone: `$1`–`$7`.
+    /// Progress alone, onwards: `$1`–`$7`.
     pub progress: String,
+    /// Progress, whatever is there: `$1`–`$7`.
+    pub set_progress: String,
     /// `delivered` and `rejected` (`$3`–`$5`), and progress (`$6`–`$12`) if all `$2` were hit.
     pub stream_all: String,
     /// Where the sweep stands: `$1` outbox, `$2` cursor.
@@ -214,16 +216,17 @@ impl Statements {
             stream_delivered: format!(
                 "WITH marked AS ({delivered} RETURNING 1), counted AS (SELECT count(*) AS n FROM marked), \
                  moved AS ({} RETURNING 1) SELECT n, (SELECT count(*) FROM moved) FROM counted",
-                super::progress::upsert(&progress, 3, "FROM counted WHERE n = $2")
+                super::progress::advance(&progress, 3, "FROM counted WHERE n = $2")
             ),
             stream_all: format!(
                 "WITH marked AS ({delivered} RETURNING 1), failed AS ({} RETURNING 1), \
                  counted AS (SELECT (SELECT count(*) FROM marked) + (SELECT count(*) FROM failed) AS n), \
                  moved AS ({} RETURNING 1) SELECT n, (SELECT count(*) FROM moved) FROM counted",
                 rejected(3),
-                super::progress::upsert(&progress, 6, "FROM counted WHERE n = $2")
+                super::progress::advance(&progress, 6, "FROM counted WHERE n = $2")
             ),
-            progress: super::progress::upsert(&progress, 1, ""),
+            progress: super::progress::advance(&progress, 1, ""),
+            set_progress: super::progress::set(&progress),
             delivered,
             sweep_cursor: format!(
                 "INSERT INTO {progress} (outbox, mode, sweep_cursor) VALUES ($1, 'wal', $2) \

@@ -105,7 +105,7 @@ pub(crate) async fn patiently<T>(board: &Board, answer: impl Future<Output = Res
             Err(_silence) => {
                 said = true;
                 let detail = format!("no answer from the database for {} s", began.elapsed().as_secs());
-                board.raise(Reason::DatabaseDown, detail, default_remedy(Reason::DatabaseDown));
+                board.raise_since(began, Reason::DatabaseDown, detail, default_remedy(Reason::DatabaseDown));
             }
         }
     };

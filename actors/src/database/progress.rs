@@ -59,9 +59,9 @@ pub struct ProgressRow {
     pub sweep_end: Option<Lsn>,
 }
 
-/// Writes progress: seven parameters from `$first` on (outbox, slot, system identifier, timeline, commit LSN, rows,
-/// flush LSN); `from` makes it conditional.
-pub(super) fn upsert(table: &str, first: usize, from: &str) -> String {
+/// Writes progress, whatever is there: seven parameters from `$first` on (outbox, slot, system identifier, timeline,
+/// commit LSN, rows, flush LSN); `from` makes it conditional.
+fn upsert(table: &str, first: usize, from: &str) -> String {
     let p = |n: usize| format!("${}", first + n);
     format!(
         "INSERT INTO {table} AS p (outbox, mode, slot, system_identifier, timeline, commit_lsn, rows_done, flush_lsn) \
@@ -77,6 +77,23 @@ pub(super) fn upsert(table: &str, first: usize, from: &str) -> String {
         p(4),
         p(5),
         p(6)
+    )
+}
+
+/// Sets progress, as [`store_progress`] does.
+pub(super) fn set(table: &str) -> String {
+    upsert(table, 1, "")
+}
+
+/// Moves progress on, and never back: a relay that was frozen, lost its slot meanwhile and thaws may still have a
+/// recording to commit. Its marks are right; its progress is older than that of whoever took over, or another stream's.
+pub(super) fn advance(table: &str, first: usize, from: &str) -> String {
+    format!(
+        "{} WHERE (p.slot, p.system_identifier, p.timeline) \
+         IS NOT DISTINCT FROM (excluded.slot, excluded.system_identifier, excluded.timeline) \
+         AND (coalesce(p.commit_lsn, '0/0'), p.rows_done, coalesce(p.flush_lsn, '0/0')) \
+         <= (excluded.commit_lsn, excluded.rows_done, excluded.flush_lsn)",
+        upsert(table, first, from)
     )
 }
 
@@ -163,7 +180,7 @@ pub async fn load_progress(client: &Client, outbox: &Outbox) -> Result<Option<Pr
 /// Stores progress as it is, whatever is there: the beginning of a stream.
 pub async fn store_progress(client: &Client, outbox: &Outbox, progress: &Progress) -> Result<()> {
     let parameters = Parameters::new(outbox, progress);
-    let done = client.execute_typed(&outbox.sql.progress, &parameters.typed()).await;
+    let done = client.execute_typed(&outbox.sql.set_progress, &parameters.typed()).await;
     done.map(drop).map_err(|error| from_postgres(error, "record which stream is read"))
 }
 

@@ -252,14 +252,14 @@ impl Plane {
             Ok(result) => result,
             Err(_silence) => {
                 let detail = format!("no answer from the database for {} s", PATIENCE.as_secs());
-                self.unanswered(detail);
+                self.unanswered(began, detail);
                 reading.await
             }
         };
         let Err(error) = result else { return };
         tracing::debug!(error = %error.chain(), "figures not read");
         if error.kind() == Kind::DatabaseDown {
-            self.unanswered(error.chain());
+            self.unanswered(began, error.chain());
         }
         // Not even the first, small question was answered.
         if began.elapsed() >= ASK && !self.answered.load(Relaxed) {
@@ -267,9 +267,9 @@ impl Plane {
         }
     }
 
-    fn unanswered(&self, detail: String) {
+    fn unanswered(&self, asked: Instant, detail: String) {
         self.unanswered.store(true, Relaxed);
-        self.board.raise(Reason::DatabaseDown, detail, default_remedy(Reason::DatabaseDown));
+        self.board.raise_since(asked, Reason::DatabaseDown, detail, default_remedy(Reason::DatabaseDown));
     }
 
     /// Reads what was asked for, and the figures that need SQL.

@@ -249,19 +249,17 @@ impl Relay {
         arbiters: &Arbiters,
     ) -> Result<wal::Stream> {
         let (settings, wal) = (Arc::clone(&self.settings), wal.clone());
-        let before = Some(self.figures.walsender.load(Relaxed)).filter(|pid| *pid != 0);
+        let figures = Arc::clone(&self.figures);
         let (send, opened) = oneshot::channel();
         let opening = async move {
-            let _ = send.send(wal::open(&settings, &wal, known.as_ref(), before).await);
+            let _ = send.send(wal::open(&settings, &wal, known.as_ref(), &figures.walsender).await);
         };
         let spawned = arbiters.of(Stage::Source).spawn(opening);
         let gone = || Error::new(Kind::Stuck, "open the stream on the source's thread");
         if !spawned {
             return Err(gone());
         }
-        let stream = opened.await.map_err(|_| gone())??;
-        self.figures.walsender.store(stream.pid(), Relaxed);
-        Ok(stream)
+        opened.await.map_err(|_| gone())?
     }
 
     /// The database answered and the stages are built: what was wrong with either is over.

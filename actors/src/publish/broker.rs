@@ -146,7 +146,7 @@ impl Broker {
 
     /// A connection ended, or did not answer.
     pub(super) fn lost(&self, said: &str) {
-        self.down(format!("connection to {} lost: {said}", self.host));
+        self.down(Instant::now(), format!("connection to {} lost: {said}", self.host));
     }
 
     /// Waits for an answer of the broker, and says on the board when it does not come, unless it is an alarm that holds it
@@ -157,19 +157,19 @@ impl Broker {
         blocked: &dyn Fn() -> bool,
         answer: impl Future<Output = T>,
     ) -> T {
-        let mut answer = std::pin::pin!(answer);
+        let (asked, mut answer) = (Instant::now(), std::pin::pin!(answer));
         if let Ok(answer) = tokio::time::timeout(PATIENCE, &mut answer).await {
             return answer;
         }
         if !blocked() {
-            self.silent(&format!("no answer to {what} for {} s", PATIENCE.as_secs()));
+            self.silent(asked, &format!("no answer to {what} for {} s", PATIENCE.as_secs()));
         }
         answer.await
     }
 
-    /// The broker is silent while something is to be moved.
-    pub(super) fn silent(&self, what: &str) {
-        self.down(format!("{} is silent: {what}", self.host));
+    /// The broker has been silent since then, while something is to be moved.
+    pub(super) fn silent(&self, since: Instant, what: &str) {
+        self.down(since, format!("{} is silent: {what}", self.host));
     }
 
     /// It is not, or not any more.
@@ -235,12 +235,12 @@ impl Broker {
         Link { dialed: Some(dialed), discarded: Cell::new(false), watch, hub: Rc::clone(&self.hub) }
     }
 
-    fn down(&self, detail: String) {
+    fn down(&self, since: Instant, detail: String) {
         let remedy = format!(
             "check that the broker is up and reachable at {}, and that broker.url is right; the relay keeps trying",
             self.host
         );
-        self.hub.shared.board.raise(Reason::BrokerDown, detail, remedy);
+        self.hub.shared.board.raise_since(since, Reason::BrokerDown, detail, remedy);
     }
 
     fn refused(&self, error: &PoolError<lapin::Error>) {
@@ -264,7 +264,7 @@ impl Broker {
                 board.clear(Reason::BrokerDown);
             }
             None => {
-                self.down(format!("cannot connect to {}: {said}", self.host));
+                self.down(Instant::now(), format!("cannot connect to {}: {said}", self.host));
                 board.clear(Reason::BrokerRefused);
             }
         }

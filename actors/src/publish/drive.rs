@@ -281,7 +281,7 @@ impl Lane {
         let silence = self.moved.elapsed();
         if waiting && silence > PATIENCE {
             self.silent = true;
-            self.broker.silent(&format!("no confirm for {} s", silence.as_secs()));
+            self.broker.silent(self.moved, &format!("no confirm for {} s", silence.as_secs()));
         }
         (waiting && silence > limit)
             .then(|| Ending::Outage(format!("no confirm within {} ms", limit.as_millis())))

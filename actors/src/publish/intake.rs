@@ -25,6 +25,11 @@ use crate::{
 
 /// How long nothing may move in a claim before it is cut. The transaction was open for a while when it came.
 const CLAIM_PATIENCE: Duration = Duration::from_secs(4);
+/// How long more of a claim is sent. Then what is under way may end, and the claim goes with it: a claim that moves
+/// slowly, on and on, would be ended by the server ([`CLAIM_IDLE`](crate::deadlines::CLAIM_IDLE)), delivered rows and all.
+const CLAIM_SENDS: Duration = Duration::from_secs(10);
+/// How long a claim may be under way at all.
+const CLAIM_LASTS: Duration = Duration::from_secs(16);
 /// How long the lanes may be unable to send before claims are cut: longer than it takes to open another channel or
 /// connection, so that a message that closes them is found out.
 const STALL_PATIENCE: Duration = Duration::from_secs(2);
@@ -192,7 +197,11 @@ impl Intake {
             if ticket.is_closed() {
                 return false;
             }
-            if !stalled && now.saturating_duration_since(ticket.moved()) <= CLAIM_PATIENCE {
+            let (still, age) = (now.saturating_duration_since(ticket.moved()), now - ticket.begun());
+            if !stalled && still <= CLAIM_PATIENCE && age <= CLAIM_LASTS {
+                if age > CLAIM_SENDS {
+                    self.hub.lines.iter().for_each(|line| line.withhold(batch, &self.hub));
+                }
                 return true;
             }
             tracing::info!(stalled, "cutting a claim: what was delivered is recorded, the rest released");

@@ -49,14 +49,22 @@ pub(super) struct Ticket {
     open: RefCell<Option<Settled>>,
     /// Messages without a verdict.
     missing: Cell<usize>,
-    /// When something about it last moved: its arrival, a send, a verdict.
+    /// When it was begun.
+    begun: Instant,
+    /// When something about it last moved: its beginning, a send, a verdict.
     moved: Cell<Instant>,
 }
 
 impl Ticket {
     /// A claim whose `messages` have no verdict yet. `settled` holds what is known from the start.
-    pub(super) fn new(settled: Settled, messages: usize, arrived: Instant) -> Self {
-        Self { open: RefCell::new(Some(settled)), missing: Cell::new(messages), moved: Cell::new(arrived) }
+    pub(super) fn new(settled: Settled, messages: usize, begun: Instant) -> Self {
+        let (open, missing) = (RefCell::new(Some(settled)), Cell::new(messages));
+        Self { open, missing, begun, moved: Cell::new(begun) }
+    }
+
+    /// When it was begun.
+    pub(super) fn begun(&self) -> Instant {
+        self.begun
     }
 
     /// Notes that something about it moved.

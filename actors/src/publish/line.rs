@@ -118,12 +118,21 @@ impl Line {
                 out.extend(flight.job.take());
             }
         });
+        self.abandon(out, hub);
+        self.withhold(batch, hub);
+    }
+
+    /// Takes those messages of `batch` out that wait, and abandons them. What is under way goes on.
+    pub(super) fn withhold(&self, batch: &Rc<Batch>, hub: &Hub) {
         let waiting = std::mem::take(&mut *self.waiting.borrow_mut());
         let (theirs, rest): (VecDeque<Job>, VecDeque<Job>) =
             waiting.into_iter().partition(|job| Rc::ptr_eq(&job.batch, batch));
         *self.waiting.borrow_mut() = rest;
-        out.extend(theirs);
-        for job in out {
+        self.abandon(theirs, hub);
+    }
+
+    fn abandon(&self, jobs: impl IntoIterator<Item = Job>, hub: &Hub) {
+        for job in jobs {
             let exposure = self.share(&job);
             hub.abandon(job, exposure);
         }

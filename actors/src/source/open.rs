@@ -1,11 +1,11 @@
 //! Opening the stream: from settings to a session that holds the slot.
 
-use std::time::Duration;
+use std::{sync::atomic::AtomicI32, time::Duration};
 
 use pgwire_replication::{PgWireError, ReplicationClient};
 
 use super::{
-    slot::{self, text},
+    slot::{self, Ours, text},
     wire::from_wire,
 };
 use crate::{
@@ -55,11 +55,6 @@ impl Stream {
         self.created
     }
 
-    /// The walsender's process id.
-    pub fn pid(&self) -> i32 {
-        self.pid
-    }
-
     /// Where the slot stood when the stream was opened.
     pub fn confirmed(&self) -> Lsn {
         self.confirmed
@@ -69,8 +64,8 @@ impl Stream {
 /// Opens the stream: connects, makes sure of the slot ([`slot::ensure`]) and starts replication where the slot stands.
 ///
 /// `known` is the stream that earlier starts have recorded progress of, if any: if it was read from this slot of this
-/// cluster, then a slot that is missing was lost. `before` is the walsender of our last session, which may not have
-/// noticed yet that it ended.
+/// cluster, then a slot that is missing was lost. `holder` is the walsender of ours
+/// that may still hold the slot, and becomes this session's when it may.
 ///
 /// # Errors
 /// Those of [`slot::ensure`], and of the connection.
@@ -78,7 +73,7 @@ pub async fn open(
     settings: &Settings,
     wal: &WalSettings,
     known: Option<&StreamIdentity>,
-    before: Option<i32>,
+    holder: &AtomicI32,
 ) -> Result<Stream> {
     let (mut client, status_interval) = connect(settings, wal).await?;
     let system = asking(client.identify_system(), "identify the server").await?;
@@ -86,7 +81,9 @@ pub async fn open(
     let pid = pid.first().and_then(|row| text(row, 0).parse().ok()).unwrap_or_default();
     let known =
         known.is_some_and(|known| known.slot == wal.slot && known.system_identifier == system.system_id);
-    let slot = slot::ensure(&mut client, &settings.outbox, wal, known, before).await?;
+    let ours = Ours { this: pid, last: holder };
+    let slot = slot::ensure(&mut client, &settings.outbox, wal, known, &ours).await?;
+    ours.takes_the_slot();
     // Where the slot stands: the configuration's start LSN is 0/0, which the server reads so.
     let started = async {
         client.start().await?;

@@ -4,6 +4,8 @@
 //! No slot that holds anything is dropped here and no other session is ended: what it holds may be all that is left of
 //! rows.
 
+use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
+
 use pgwire_replication::{ReplicationClient, client::QueryRow};
 
 use super::{open::asking, wire};
@@ -33,23 +35,37 @@ pub struct SlotState {
     pub confirmed: Lsn,
 }
 
+/// Our sessions, by the process ids of their walsenders: the server may not have noticed yet that one has ended.
+pub(super) struct Ours<'a> {
+    /// This one.
+    pub(super) this: i32,
+    /// The last that may hold the slot; 0 before the first.
+    pub(super) last: &'a AtomicI32,
+}
+
+impl Ours<'_> {
+    /// From here on this session may hold the slot, whether we hear of it or not.
+    pub(super) fn takes_the_slot(&self) {
+        self.last.store(self.this, Relaxed);
+    }
+}
+
 /// Makes sure that the server is prepared and the slot is ours to use, creating it where nothing can be lost by that:
-/// on a first start, and where the operator asked for recovery. `known` says that this slot was streamed from before, `before` by which
-/// walsender we last did.
+/// on a first start, and where the operator asked for recovery. `known` says that this slot was streamed from before.
 ///
 /// # Errors
 /// With the remedy: [`Kind::DatabaseUnprepared`], [`Kind::DatabaseReadonly`], [`Kind::SlotForeign`],
 /// [`Kind::SlotInUse`], [`Kind::SlotLingers`], [`Kind::SlotLost`].
-pub async fn ensure(
+pub(super) async fn ensure(
     client: &mut ReplicationClient,
     outbox: &OutboxSettings,
     wal: &WalSettings,
     known: bool,
-    before: Option<i32>,
+    ours: &Ours<'_>,
 ) -> Result<SlotState> {
     server(client).await?;
     publication(client, outbox, wal).await?;
-    match find(client, wal, before).await {
+    match find(client, wal, ours).await {
         Ok(Some(state)) => return Ok(state),
         Ok(None) => {}
         // An invalidated slot holds nothing any more: the server has removed what it kept. Where recovery is asked for, it
@@ -69,7 +85,7 @@ pub async fn ensure(
             .with_source(format!("slot {} was streamed from before and does not exist", wal.slot))
             .with_remedy(LOST));
     }
-    create(client, wal).await
+    create(client, wal, ours).await
 }
 
 /// The server writes logical WAL and is no standby.
@@ -117,7 +133,7 @@ async fn publication(
 async fn find(
     client: &mut ReplicationClient,
     wal: &WalSettings,
-    before: Option<i32>,
+    ours: &Ours<'_>,
 ) -> Result<Option<SlotState>> {
     let name = quote_literal(&wal.slot);
     let sql = format!(
@@ -147,11 +163,12 @@ async fn find(
             .with_source(format!("slot {} was invalidated by the server", wal.slot))
             .with_remedy(LOST));
     }
-    if before.is_some_and(|pid| active_pid == pid.to_string()) {
+    if active_pid == ours.last.load(Relaxed).to_string() {
         return Err(Error::new(Kind::SlotLingers, OP)
             .with_source(format!("slot {} is held by process {active_pid}, our last session", wal.slot))
             .with_remedy(
-                "wait: the server ends that session after wal_sender_timeout, and the relay goes on",
+                "wait: the server ends that session after wal_sender_timeout, or, where it was still creating the slot, \
+                 once the transactions that were open then have ended",
             ));
     }
     if !active_pid.is_empty() {
@@ -161,7 +178,7 @@ async fn find(
     Ok(Some(SlotState { created: false, confirmed: confirmed.parse().unwrap_or_default() }))
 }
 
-async fn create(client: &mut ReplicationClient, wal: &WalSettings) -> Result<SlotState> {
+async fn create(client: &mut ReplicationClient, wal: &WalSettings, ours: &Ours<'_>) -> Result<SlotState> {
     const OP: &str = "create the replication slot";
     let name = &wal.slot;
     let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
@@ -173,13 +190,14 @@ async fn create(client: &mut ReplicationClient, wal: &WalSettings) -> Result<Slo
     let sql = format!("CREATE_REPLICATION_SLOT \"{name}\" LOGICAL pgoutput NOEXPORT_SNAPSHOT");
     // It waits for transactions that were open before; when the deadline passes the server goes on and the slot is there
     // at a later attempt.
+    ours.takes_the_slot();
     let created = asking(client.simple_query(&sql), OP).await.map_err(|error| match error.kind() {
         Kind::DatabaseDown => error.with_remedy("end transactions that have been open for long"),
         _ => error,
     });
     match created {
         Ok(_) => {
-            let state = find(client, wal, None).await?;
+            let state = find(client, wal, ours).await?;
             let state = state.ok_or_else(|| Error::new(Kind::SlotLost, OP).with_remedy(LOST))?;
             Ok(SlotState { created: true, ..state })
         }

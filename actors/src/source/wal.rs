@@ -36,6 +36,9 @@ pub use super::open::{Stream, open};
 /// How far the position of an idle server may lie beyond all it streams: a page's header, 40 bytes at most.
 const IDLE_SLACK: u64 = 64;
 
+/// Between looks for what should have come.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
 const OP: &str = "read the replication stream";
 
 type Watch = watch::Receiver<Intake>;
@@ -51,7 +54,7 @@ impl WalSource {
     /// A source that reads `stream` and hands over to `decoder`.
     pub fn new(shared: Shared, exit: ExitGuard, decoder: Arc<Outlet<RawBatch>>, stream: Stream) -> Self {
         let durable = shared.controls.durable.subscribe();
-        let mut look = tokio::time::interval(PATIENCE);
+        let mut look = tokio::time::interval(LOOK_EVERY);
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let reader = Reader {
             feedback: Feedback::new(durable, stream.confirmed, shared.settings.ack.interval),
@@ -214,7 +217,12 @@ impl Reader {
                     if self.heard.max(self.looked_after).elapsed() >= SILENCE {
                         let (pool, slot) = (self.shared.pool.clone(), self.stream.identity.slot.clone());
                         let pid = self.stream.pid;
-                        self.aside(async move { look_after(&pool, &slot, pid).await }).await??;
+                        let there = self.aside(async move { look_after(&pool, &slot, pid).await }).await?;
+                        if there.is_err() {
+                            // It ended and nothing told us: what lost that message has lost others too.
+                            self.shared.settings.database.link.sever();
+                        }
+                        there?;
                         self.looked_after = Instant::now();
                     }
                 }
@@ -257,7 +265,7 @@ impl Reader {
             );
             let remedy = "wait, if the server decodes a large transaction; else look at the network between: the relay \
                           connects again once the server has given the session up";
-            self.shared.board.raise(Reason::DatabaseDown, detail, remedy);
+            self.shared.board.raise_since(asked, Reason::DatabaseDown, detail, remedy);
         }
     }
 

@@ -163,7 +163,7 @@ pub struct Condition {
     pub remedy: String,
     /// Since when, by this machine's clock.
     pub since: SystemTime,
-    raised: Instant,
+    began: Instant,
 }
 
 /// How far the relay has come by itself.
@@ -280,13 +280,24 @@ impl Board {
 
     /// Puts up a condition. Raising it again keeps its `since`.
     pub fn raise(&self, reason: Reason, detail: impl Into<String>, remedy: impl Into<String>) {
+        self.raise_since(Instant::now(), reason, detail, remedy);
+    }
+
+    /// Puts up a condition that was noticed later than it began, as a silence is.
+    pub fn raise_since(
+        &self,
+        began: Instant,
+        reason: Reason,
+        detail: impl Into<String>,
+        remedy: impl Into<String>,
+    ) {
         let (detail, remedy) = (detail.into(), remedy.into());
         self.change(|inner| {
             let condition = inner.conditions.entry(reason).or_insert_with(|| Condition {
                 detail: String::new(),
                 remedy: String::new(),
-                since: SystemTime::now(),
-                raised: Instant::now(),
+                since: SystemTime::now().checked_sub(began.elapsed()).unwrap_or(SystemTime::UNIX_EPOCH),
+                began,
             });
             condition.detail = detail;
             condition.remedy = remedy;
@@ -341,7 +352,7 @@ impl Board {
         let (state, since) = inner.shown;
         let said = matches!(state, State::Blocked | State::Failed | State::Standby);
         let first = inner.conditions.iter().next().filter(|_| said);
-        let blocked_for = inner.conditions.values().map(|c| c.raised.elapsed()).max().unwrap_or_default();
+        let blocked_for = inner.conditions.values().map(|c| c.began.elapsed()).max().unwrap_or_default();
         let ready = match state {
             State::Starting | State::Failed => false,
             State::Blocked => blocked_for < READY_GRACE && inner.phase != Phase::Starting,
@@ -439,5 +450,8 @@ mod tests {
         assert!(board.report().ready);
         board.raise(Reason::BrokerAlarm, "memory", "free some");
         assert!(board.report().ready);
+        let long_ago = Instant::now().checked_sub(READY_GRACE).unwrap();
+        board.raise_since(long_ago, Reason::DatabaseDown, "silent", "look at it");
+        assert!(!board.report().ready, "a silence counts from its beginning");
     }
 }

@@ -76,7 +76,7 @@ pub struct Figures {
     pub clock_offset: AtomicI64,
     /// How often the pipeline was built.
     pub generation: AtomicU64,
-    /// The process id of the walsender that was streamed from last; 0 before the first.
+    /// The process id of the walsender of ours that may hold the slot; 0 before the first.
     pub walsender: AtomicI32,
     /// Where the server was writing, and when it was asked.
     server: Mutex<Option<(Lsn, Instant)>>,

@@ -43,7 +43,7 @@ async fn rows_that_a_sweep_recorded_are_not_published_again() {
     for policy in [RowPolicy::Update, RowPolicy::Delete, RowPolicy::Keep] {
         let mut database = Database::new(TABLE).await;
         database.settings.ack.rows = policy;
-        let stream = open(&database.settings, &database.wal, None, None).await.unwrap();
+        let stream = open(&database.settings, &database.wal, None, &Default::default()).await.unwrap();
         database
             .sql("INSERT INTO outbox_messages (type) VALUES ('swept'), ('rejected'), ('waits'), ('deleted')")
             .await;
@@ -80,7 +80,7 @@ async fn a_slot_that_is_not_ours_is_refused_by_name() {
     let database = Database::new(TABLE).await;
     let slot = &database.wal.slot;
     database.sql(&format!("SELECT pg_create_logical_replication_slot('{slot}', 'test_decoding')")).await;
-    let error = open(&database.settings, &database.wal, None, None).await.unwrap_err();
+    let error = open(&database.settings, &database.wal, None, &Default::default()).await.unwrap_err();
     assert_eq!(error.kind(), Kind::SlotForeign);
     assert!(error.chain().contains(slot) && error.chain().contains("test_decoding"), "{}", error.chain());
     assert!(error.remedy().is_some());
@@ -91,7 +91,7 @@ async fn a_slot_that_is_not_ours_is_refused_by_name() {
 async fn a_slot_in_use_is_waited_for_and_free_right_after_a_stop() {
     let database = Database::new(TABLE).await;
     let half = Half::start(&database, Resume::default()).await;
-    let error = open(&database.settings, &database.wal, None, None).await.unwrap_err();
+    let error = open(&database.settings, &database.wal, None, &Default::default()).await.unwrap_err();
     assert_eq!(error.kind(), Kind::SlotInUse, "{}", error.chain());
     half.stop().await;
     database.slot_is_free().await;
@@ -107,19 +107,19 @@ async fn a_slot_that_was_known_and_is_missing_is_lost_and_never_made_anew_unaske
     half.stop().await;
     let slot = database.wal.slot.clone();
     database.drop_slot().await;
-    let error = open(&database.settings, &database.wal, Some(&known), None).await.unwrap_err();
+    let error = open(&database.settings, &database.wal, Some(&known), &Default::default()).await.unwrap_err();
     assert_eq!(error.kind(), Kind::SlotLost);
     assert!(error.remedy().unwrap().contains("on_lost_slot"));
     let gone = format!("SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{slot}'");
     assert_eq!(database.text(&gone).await, "0");
 
     let other = StreamIdentity { system_identifier: "1".to_owned(), ..known.clone() };
-    let stream = open(&database.settings, &database.wal, Some(&other), None).await.unwrap();
+    let stream = open(&database.settings, &database.wal, Some(&other), &Default::default()).await.unwrap();
     assert!(stream.created(), "another cluster's progress says nothing about this slot");
     Half::on(&database, stream, Resume::default()).stop().await;
     database.drop_slot().await;
     database.wal.recover_lost_slot = true;
-    let stream = open(&database.settings, &database.wal, Some(&known), None).await.unwrap();
+    let stream = open(&database.settings, &database.wal, Some(&known), &Default::default()).await.unwrap();
     assert!(stream.created());
     Half::on(&database, stream, Resume::default()).stop().await;
     database.remove().await;
@@ -134,7 +134,7 @@ async fn a_publication_that_is_missing_or_lacks_the_table_is_named_with_its_reme
         ("DROP PUBLICATION postrider", "does not exist"),
     ] {
         database.sql(sql).await;
-        let error = open(&database.settings, &database.wal, None, None).await.unwrap_err();
+        let error = open(&database.settings, &database.wal, None, &Default::default()).await.unwrap_err();
         assert_eq!(error.kind(), Kind::DatabaseUnprepared);
         assert!(error.chain().contains(fault), "{}", error.chain());
         assert!(error.remedy().unwrap().contains("postrider migrate"));

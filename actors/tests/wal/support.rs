@@ -253,7 +253,8 @@ where
 impl Half {
     /// Opens the stream and starts both stages.
     pub(crate) async fn start(database: &Database, resume: Resume) -> Self {
-        let stream = open(&database.settings, &database.wal, None, None).await.expect("a stream");
+        let stream =
+            open(&database.settings, &database.wal, None, &Default::default()).await.expect("a stream");
         Self::on(database, stream, resume)
     }
 
