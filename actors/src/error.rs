@@ -47,8 +47,14 @@ pub enum Kind {
 }
 
 /// What the relay does about an error.
+///
+/// Parking one row is not among these: what is wrong with a row is never an error, but that row's
+/// [`Rejection`](crate::envelope::Rejection).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Disposition {
+    /// Wait (backoff) and try again where it was met, as often as it takes; where that cannot be, as [`Self::Rebuild`].
+    /// An outage is not a verdict.
+    Retry,
     /// Tear the generation down, wait (backoff), build it again; as often as it takes. An outage is not a verdict.
     Rebuild,
     /// Stay up, not ready, and say which remedy a person has to apply; look again at a slow pace.
@@ -67,14 +73,12 @@ impl Kind {
     /// The one policy from kinds of error to what is done about them.
     pub fn disposition(self) -> Disposition {
         match self {
-            Kind::DatabaseDown
-            | Kind::DatabaseRefused
-            | Kind::DatabaseReadonly
-            | Kind::TableLocked
-            | Kind::SlotLingers
-            | Kind::BrokerDown
-            | Kind::BrokerRefused
-            | Kind::ExchangeMissing => Disposition::Rebuild,
+            Kind::DatabaseDown | Kind::DatabaseRefused | Kind::DatabaseReadonly | Kind::TableLocked => {
+                Disposition::Retry
+            }
+            Kind::SlotLingers | Kind::BrokerDown | Kind::BrokerRefused | Kind::ExchangeMissing => {
+                Disposition::Rebuild
+            }
             Kind::SchemaChanged
             | Kind::DatabaseUnprepared
             | Kind::SlotLost
@@ -205,7 +209,10 @@ mod tests {
 
     #[test]
     fn an_outage_never_consumes_the_restart_budget() {
-        for kind in [Kind::DatabaseDown, Kind::BrokerDown, Kind::BrokerRefused, Kind::ExchangeMissing] {
+        for kind in [Kind::DatabaseDown, Kind::DatabaseRefused, Kind::DatabaseReadonly, Kind::TableLocked] {
+            assert_eq!(kind.disposition(), Disposition::Retry);
+        }
+        for kind in [Kind::BrokerDown, Kind::BrokerRefused, Kind::ExchangeMissing, Kind::SlotLingers] {
             assert_eq!(kind.disposition(), Disposition::Rebuild);
         }
     }

@@ -25,6 +25,7 @@ mod locks;
 mod log;
 mod network;
 mod poison;
+mod policy;
 mod proxy;
 mod reconnect;
 mod rejections;

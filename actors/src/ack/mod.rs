@@ -22,7 +22,7 @@ use crate::{
     credit::Credit,
     database::pool,
     envelope::{Origin, Settled, Settlement},
-    error::{Error, Kind, Result},
+    error::{Disposition, Result},
     metrics::{Stage, StageMetrics},
     outlet::{Delivery, Inbox, InboxEntry},
     pipeline::{exit::ExitGuard, shared::Shared},
@@ -193,18 +193,11 @@ async fn record_claim(
         }
         // The transaction rolled back: its rows are claimed again. What was delivered of it is repeated, once the
         // database is back; the claim's source waits for that.
-        Err(error) if is_outage(&error) => {
+        Err(error) if error.kind().disposition() == Disposition::Retry => {
             exposure.give_back();
             shared.board.raise_error(&error);
             Ok(())
         }
         Err(error) => Err(error),
     }
-}
-
-fn is_outage(error: &Error) -> bool {
-    matches!(
-        error.kind(),
-        Kind::DatabaseDown | Kind::DatabaseReadonly | Kind::TableLocked | Kind::DatabaseRefused
-    )
 }

@@ -35,6 +35,7 @@ use crate::{
 pub use link::Link;
 pub use replication::replication_config;
 pub use sqlstate::from_postgres;
+pub(crate) use sqlstate::of_state as of_sql_state;
 
 /// How a connection to PostgreSQL uses TLS, with the meaning libpq gives these words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -89,7 +89,7 @@ impl Relay {
                 metrics::restarts(stage).increment(1);
             }
             let pause = match disposition {
-                Disposition::Rebuild => {
+                Disposition::Retry | Disposition::Rebuild => {
                     self.board.raise_error(&cause);
                     let pause = pauses.next(started.elapsed());
                     if cause.kind() == Kind::SlotLingers { pause.min(STANDBY_INTERVAL) } else { pause }

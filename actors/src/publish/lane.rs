@@ -126,7 +126,7 @@ impl Lane {
 
     async fn open(&mut self) -> Session {
         loop {
-            tokio::time::sleep(self.pause).await;
+            tokio::time::sleep(self.pause.mul_f64(0.8 + 0.4 * fastrand::f64())).await;
             self.pause = (self.pause * 2).clamp(REOPEN_PAUSE.0, REOPEN_PAUSE.1);
             let link = self.broker.link().await;
             if link.blocked() {

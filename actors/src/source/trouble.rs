@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::{
     ack::rows::Recorded,
-    error::{Error, Kind, Result},
+    error::{Disposition, Error, Kind, Result},
     pipeline::shared::Shared,
     status::Reason,
 };
@@ -79,9 +79,8 @@ impl Trouble {
     /// # Errors
     /// `error` itself if waiting cannot help, and [`Kind::Stopped`] if the wait is.
     pub(super) async fn endure(&mut self, error: Error, shared: &Shared) -> Result<()> {
-        match error.kind() {
-            Kind::DatabaseDown | Kind::DatabaseRefused | Kind::DatabaseReadonly | Kind::TableLocked => {}
-            _ => return Err(error),
+        if error.kind().disposition() != Disposition::Retry {
+            return Err(error);
         }
         tracing::debug!(error = %error.chain(), "cannot claim");
         shared.board.raise_error(&error);

@@ -217,7 +217,12 @@ impl Reader {
                     if self.heard.max(self.looked_after).elapsed() >= SILENCE {
                         let (pool, slot) = (self.shared.pool.clone(), self.stream.identity.slot.clone());
                         let pid = self.stream.pid;
-                        self.aside(async move { look_after(&pool, &slot, pid).await }).await??;
+                        let there = self.aside(async move { look_after(&pool, &slot, pid).await }).await?;
+                        if there.is_err() {
+                            // It ended and nothing told us: what lost that message has lost others too.
+                            self.shared.settings.database.link.sever();
+                        }
+                        there?;
                         self.looked_after = Instant::now();
                     }
                 }

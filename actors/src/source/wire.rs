@@ -4,8 +4,12 @@
 //! language, so the code alone decides.
 
 use pgwire_replication::PgWireError;
+use tokio_postgres::error::SqlState;
 
-use crate::error::{Error, Kind};
+use crate::{
+    database::of_sql_state,
+    error::{Error, Kind},
+};
 
 /// Classifies an error of the replication connection met while doing `op`.
 pub(super) fn from_wire(error: PgWireError, op: &'static str) -> Error {
@@ -57,13 +61,9 @@ fn of_state(code: Option<&str>) -> (Kind, Option<&'static str>) {
             Kind::DatabaseUnprepared,
             Some("raise max_replication_slots (needs a restart), or drop a slot nobody uses"),
         ),
-        // Class 08 (connection), 53 (resources), 57 (operator intervention), 58 (system): these pass with time, and so
-        // may what has no code.
-        Some(code) => match code.get(..2) {
-            Some("08" | "53" | "57" | "58") => (Kind::DatabaseDown, None),
-            Some("28") => (Kind::DatabaseRefused, None),
-            _ => (Kind::Internal, None),
-        },
+        // All others mean what they mean elsewhere.
+        Some(code) => of_sql_state(&SqlState::from_code(code)),
+        // What has no code may pass with time.
         None => (Kind::DatabaseDown, None),
     }
 }
