@@ -61,14 +61,14 @@ impl Stream {
     }
 }
 
-/// Opens the stream: connects, makes sure of the slot ([`slot::ensure`]) and starts replication where the slot stands.
+/// Opens the stream: connects, makes sure of the slot (`slot::ensure`) and starts replication where the slot stands.
 ///
 /// `known` is the stream that earlier starts have recorded progress of, if any: if it was read from this slot of this
 /// cluster, then a slot that is missing was lost. `holder` is the walsender of ours
 /// that may still hold the slot, and becomes this session's when it may.
 ///
 /// # Errors
-/// Those of [`slot::ensure`], and of the connection.
+/// Those of `slot::ensure`, and of the connection.
 pub async fn open(
     settings: &Settings,
     wal: &WalSettings,
