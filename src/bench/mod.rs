@@ -1,8 +1,8 @@
 //! `postrider bench`: how fast this relay is on this database and this broker, beside what the broker takes at all.
 //!
-//! Everything happens in a place of its own ([`arena`]): a schema, an exchange, a queue and a slot, all named
+//! Everything happens in a place of its own (`arena`): a schema, an exchange, a queue and a slot, all named
 //! `postrider_bench`, removed at the end whatever happened. The relay is measured as its users run it, as a process of
-//! this same program ([`relay`]). Speeds are told as ratios to a bare publisher ([`bare`]) that takes turns with the
+//! this same program (`relay`). Speeds are told as ratios to a bare publisher (`bare`) that takes turns with the
 //! relay, because machines are noisy and brokers differ.
 
 mod arena;
