@@ -29,9 +29,12 @@ pub fn from_postgres(error: tokio_postgres::Error, op: impl Into<Cow<'static, st
 /// Classifies an error met while connecting: an answer that means nothing else to us is a refusal (a database that does
 /// not accept connections just now, say), and worth another try.
 pub(super) fn while_connecting(error: tokio_postgres::Error, op: &'static str) -> Error {
-    match from_postgres(error, op) {
-        error if error.kind() == Kind::Internal => error.with_kind(Kind::DatabaseRefused),
-        error => error,
+    let error = from_postgres(error, op);
+    match error.kind() {
+        Kind::DatabaseDown | Kind::DatabaseRefused | Kind::DatabaseReadonly => error,
+        _ => error
+            .with_kind(Kind::DatabaseRefused)
+            .with_remedy("the server's words say why it does not take this connection; the relay keeps trying"),
     }
 }
 
