@@ -32,9 +32,9 @@ pub(super) fn while_connecting(error: tokio_postgres::Error, op: &'static str) -
     let error = from_postgres(error, op);
     match error.kind() {
         Kind::DatabaseDown | Kind::DatabaseRefused | Kind::DatabaseReadonly => error,
-        _ => error
-            .with_kind(Kind::DatabaseRefused)
-            .with_remedy("the server's words say why it does not take this connection; the relay keeps trying"),
+        _ => error.with_kind(Kind::DatabaseRefused).with_remedy(
+            "the server's words say why it does not take this connection; the relay keeps trying",
+        ),
     }
 }
 
