@@ -26,7 +26,7 @@ use std::{path::Path, process::ExitCode};
 
 pub use options::{Bench, Subject};
 
-use crate::{cli::output, config::Config, failure::Failure};
+use crate::{cli::output, config::Config, failure::Failure, shutdown::Signals};
 use arena::Arena;
 use report::Report;
 
@@ -36,10 +36,12 @@ use report::Report;
 /// Whatever kept the benchmark from measuring; the arena is removed all the same.
 pub async fn run(options: &Bench, file: Option<&Path>) -> Result<ExitCode, Failure> {
     let config = Config::load(file, std::env::vars().chain(options.overrides()?))?;
+    // Heard from here on: whatever ends the measurement, its relay ends with it and the arena is removed.
+    let mut signals = Signals::hear().map_err(|error| Failure::new(format!("hear signals: {error}")))?;
     let mut arena = Arena::open(&config, options).await?;
     let measured = tokio::select! {
         measured = measure(&mut arena, options) => measured,
-        _ = tokio::signal::ctrl_c() => Err(Failure::new("interrupted")),
+        signal = signals.next() => Err(Failure::new(format!("interrupted by {signal}"))),
     };
     output::progress("");
     arena.remove().await;

@@ -1,7 +1,7 @@
 //! What an error of the database leads to, by its SQLSTATE: waiting in place is in `locks` and `database`, another
 //! generation there too, one row's parking in `poison`; here what halts the relay until a person has acted.
 
-use crate::support::{Stage, eventually};
+use crate::support::{Stage, eventually, full};
 
 /// What the table's owner may have put there, and how it is undone.
 const REFUSALS: [(&str, &str); 3] = [
@@ -35,6 +35,13 @@ async fn a_table_that_refuses_to_be_marked_is_said_until_it_is_mended(mode: &str
         assert!(matches!(status["state"].as_str(), Some("failed" | "blocked")), "{refuse}: {status}");
         eventually("it is not ready", async || (relay.get("/readyz").await.status == 503).then_some(()))
             .await;
+        // It looks again and again whether a person has acted, and sends nothing again to find out.
+        let generation = status["generation"].as_u64().unwrap();
+        relay
+            .wait_status("it looks again", |status| {
+                status["generation"].as_u64().is_some_and(|n| n >= generation + full(2, 5))
+            })
+            .await;
         stage.app.batch_execute(mend).await.unwrap();
         relay.wait_state("running").await;
         eventually("it is recorded", async || (stage.recorded().await == all.len() as i64).then_some(()))
@@ -43,6 +50,10 @@ async fn a_table_that_refuses_to_be_marked_is_said_until_it_is_mended(mode: &str
     assert!(!relay.log().contains("no: {"), "a trigger's words may quote a row");
     relay.stop().await;
     stage.oracle.assert_nothing_lost(&all);
+    stage.oracle.barrier().await;
+    for (id, times) in stage.oracle.duplicates() {
+        assert!(times <= 2, "{id} came {times} times: before the halt, and when it was mended");
+    }
 }
 
 both_modes!(a_table_that_refuses_to_be_marked_is_said_until_it_is_mended);

@@ -15,6 +15,7 @@ pub mod progress;
 mod replication;
 mod sqlstate;
 mod tls;
+pub(crate) mod trial;
 pub(crate) mod values;
 
 use std::{error::Error as _, fmt, future::poll_fn, path::PathBuf, str::FromStr};

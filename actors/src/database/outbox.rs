@@ -87,6 +87,8 @@ pub struct Statements {
     pub next_retry: String,
     /// Takes the lock that marking will need, and marks nothing.
     pub will_mark: String,
+    /// Marks or deletes the oldest rows that wait: `$1` how many. Only ever rolled back.
+    pub trial: String,
     /// Marks or deletes what was delivered: `$1` ids.
     pub delivered: String,
     /// Marks what was rejected: `$1` ids, `$2` errors, `$3` whether each is parked.
@@ -184,6 +186,10 @@ impl Statements {
             ),
             // LOCK TABLE asks for a privilege on the whole table, and an UPDATE of no rows fires triggers; planning one does neither
             will_mark: format!("EXPLAIN UPDATE {table} AS o SET {error} = NULL WHERE false"),
+            trial: format!(
+                "{marks} WHERE o.{id} = ANY(ARRAY(SELECT w.{id} FROM {table} AS w WHERE w.{processed} IS NULL \
+                 ORDER BY w.{at}, w.{id} LIMIT $1 FOR UPDATE SKIP LOCKED))"
+            ),
             rejected: rejected(1),
             unpark: format!(
                 ", told AS (UPDATE {table} AS o SET {processed} = NULL FROM gone \

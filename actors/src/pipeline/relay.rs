@@ -14,7 +14,7 @@ use crate::{
     ack::recorder::StreamRecorder,
     control::Controls,
     credit::Credits,
-    database::{control, outbox::Outbox, pool},
+    database::{control, outbox::Outbox, pool, trial},
     decode::Resume,
     error::{Disposition, Error, Kind, Result},
     metrics::{self, Stage},
@@ -75,15 +75,18 @@ impl Relay {
     async fn generations(&self, arbiters: &Arc<Arbiters>, shutdown: &CancellationToken) -> Result<()> {
         let mut budget = RestartBudget::default();
         let mut pauses = Pauses::default();
+        let mut refused = false;
         loop {
             let started = Instant::now();
             self.board.set_phase(Phase::Starting);
-            let Err(ended) = self.generation(arbiters, shutdown).await else { return Ok(()) };
+            let Err(ended) = self.generation(arbiters, shutdown, refused).await else { return Ok(()) };
             self.figures.source_connected.store(false, Relaxed);
             if shutdown.is_cancelled() {
                 return Ok(());
             }
             let Ended { stage, cause } = ended;
+            // An end before there were stages leaves it as doubtful as it was.
+            refused = stage.map_or(refused, |stage| stage == Stage::Ack);
             let disposition = cause.kind().disposition();
             if let (Some(stage), true) = (stage, disposition != Disposition::StandBy) {
                 metrics::restarts(stage).increment(1);
@@ -122,24 +125,34 @@ impl Relay {
     }
 
     /// One generation, from connecting to its end. `Ok` when the relay was told to stop and has.
-    async fn generation(&self, arbiters: &Arc<Arbiters>, shutdown: &CancellationToken) -> Result<(), Ended> {
+    /// `refused`: the one before ended over a recording.
+    async fn generation(
+        &self,
+        arbiters: &Arc<Arbiters>,
+        shutdown: &CancellationToken,
+        refused: bool,
+    ) -> Result<(), Ended> {
         self.figures.generation.fetch_add(1, Relaxed);
         let life = async {
             match &self.settings.source {
-                SourceSettings::Wal(wal) => self.stream(wal, arbiters, shutdown).await,
-                SourceSettings::Poll(poll) => self.poll(poll, arbiters, shutdown).await,
+                SourceSettings::Wal(wal) => self.stream(wal, arbiters, shutdown, refused).await,
+                SourceSettings::Poll(poll) => self.poll(poll, arbiters, shutdown, refused).await,
             }
         };
         life.await
     }
 
-    /// The table as the database describes it now.
-    async fn outbox(&self) -> Result<Arc<Outbox>> {
+    /// The table as the database describes it now, once recording into it is possible.
+    async fn outbox(&self, refused: bool) -> Result<Arc<Outbox>> {
         const OP: &str = "read the outbox table's columns";
         let load = async |client: &Client| {
             // Before anything is taken: what cannot be recorded would be sent again by every generation.
             control::writable(client).await?;
-            Outbox::load(client, &self.settings).await
+            let outbox = Outbox::load(client, &self.settings).await?;
+            if refused {
+                trial::mark(client, &outbox, self.settings.publish.exposure).await?;
+            }
+            Ok(outbox)
         };
         let outbox = Arc::new(pool::ask(&self.pool, OP, load).await?);
         self.plane.set_outbox(Arc::clone(&outbox));
@@ -170,9 +183,10 @@ impl Relay {
         poll: &PollSettings,
         arbiters: &Arc<Arbiters>,
         shutdown: &CancellationToken,
+        refused: bool,
     ) -> Result<(), Ended> {
         let beginning = async {
-            let outbox = self.outbox().await?;
+            let outbox = self.outbox(refused).await?;
             history::begin_polling(&self.pool, &outbox).await
         };
         // Nothing was taken yet: a stop need not wait for a database that does not answer.
@@ -190,9 +204,10 @@ impl Relay {
         wal: &WalSettings,
         arbiters: &Arc<Arbiters>,
         shutdown: &CancellationToken,
+        refused: bool,
     ) -> Result<(), Ended> {
         let beginning = async {
-            let outbox = self.outbox().await?;
+            let outbox = self.outbox(refused).await?;
             let progress = history::stored(&self.pool, &outbox).await?;
             let known = progress.as_ref().and_then(history::identity);
             let stream = self.open(wal, known, arbiters).await?;

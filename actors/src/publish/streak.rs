@@ -11,7 +11,7 @@ pub const LIMIT: u32 = 1000;
 /// The first pause between probes.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// The longest pause between probes: what a recovery is noticed late by, at most.
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 /// Counts rejections in a row and paces the probes once there are too many.
 #[derive(Debug, Default)]
@@ -24,6 +24,8 @@ pub struct Streak {
 struct Probes {
     pause: Duration,
     next: Instant,
+    /// Whether one is under way. What is rejected otherwise was sent before the hold, and says nothing new.
+    out: bool,
 }
 
 impl Streak {
@@ -43,12 +45,14 @@ impl Streak {
         self.run = Some((reason, run));
         match &mut self.probes {
             Some(probes) => {
-                probes.pause = (probes.pause * 2).min(LONGEST_PAUSE);
-                probes.next = now + probes.pause;
+                if std::mem::take(&mut probes.out) {
+                    probes.pause = (probes.pause * 2).min(LONGEST_PAUSE);
+                    probes.next = now + probes.pause;
+                }
                 false
             }
             None if run >= LIMIT => {
-                self.probes = Some(Probes { pause: FIRST_PAUSE, next: now + FIRST_PAUSE });
+                self.probes = Some(Probes { pause: FIRST_PAUSE, next: now + FIRST_PAUSE, out: false });
                 true
             }
             None => false,
@@ -64,7 +68,7 @@ impl Streak {
     pub fn probe(&mut self, now: Instant) -> bool {
         match &mut self.probes {
             Some(probes) if now >= probes.next => {
-                probes.next = now + probes.pause;
+                (probes.next, probes.out) = (now + probes.pause, true);
                 true
             }
             _ => false,
@@ -110,14 +114,23 @@ mod tests {
     }
 
     #[test]
-    fn probes_are_one_a_pause_and_the_pause_doubles_to_half_a_minute() {
+    fn what_was_under_way_when_the_hold_began_does_not_put_the_first_probe_off() {
+        let (mut streak, start) = (Streak::default(), Instant::now());
+        for _ in 0..LIMIT + 256 {
+            streak.rejected(Reason::Unroutable, start);
+        }
+        assert!(streak.probe(start + FIRST_PAUSE));
+    }
+
+    #[test]
+    fn probes_are_one_a_pause_and_the_pause_doubles_to_its_limit() {
         let (mut streak, start) = (Streak::default(), Instant::now());
         for _ in 0..LIMIT {
             streak.rejected(Reason::Unroutable, start);
         }
         let mut now = start;
         assert!(!streak.probe(now));
-        for pause in [1, 2, 4, 8, 16, 30, 30] {
+        for pause in [1, 2, 4, 8, 10, 10] {
             now += Duration::from_secs(pause);
             assert!(streak.probe(now));
             assert!(!streak.probe(now), "one probe a pause");
