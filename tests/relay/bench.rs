@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::support::{Database, RelayConfig, Stage, Vhost};
+use crate::support::{Database, RelayConfig, Stage, Vhost, eventually};
 
 async fn bench(config: &RelayConfig, args: &[&str]) -> Value {
     let ran = config.run(&[&["bench", "--json"], args].concat()).await;
@@ -67,6 +67,20 @@ async fn latency_users_idle_and_a_crash_are_measured() {
     let crash = &said["systems"][0];
     assert_eq!(crash["lost"], 0.0, "{said}");
     assert!(crash["duplicates_worst"].as_f64().unwrap() <= crash["exposure"].as_f64().unwrap(), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bench_that_is_told_to_stop_ends_its_relay_and_leaves_nothing_behind() {
+    let stage = Stage::set("wal").await;
+    let relays = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
+                  AND application_name LIKE 'postrider%'";
+    let mut bench = stage.config.start_command(&["bench", "latency", "--seconds", "3600"]);
+    eventually("its relay is at work", async || (stage.number(relays).await > 3).then_some(())).await;
+    bench.sigterm();
+    assert_eq!(bench.wait_exit().await.code, Some(1));
+    assert!(bench.log().contains("interrupted by SIGTERM"), "{}", bench.log());
+    assert_eq!(left_behind(&stage).await, 0);
+    eventually("its relay is gone", async || (stage.number(relays).await == 0).then_some(())).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

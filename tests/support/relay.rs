@@ -141,10 +141,15 @@ impl RelayConfig {
 
     /// Starts `postrider run`, and waits for nothing.
     pub(crate) fn start(&self) -> Relay {
+        self.start_command(&["run"])
+    }
+
+    /// Starts a command of the program that lasts, and waits for nothing.
+    pub(crate) fn start_command(&self, args: &[&str]) -> Relay {
         let log = self.folder.0.join(format!("{}.log", super::unique()));
         let out = File::create(&log).expect("a log file");
         let err = out.try_clone().expect("one file for both");
-        let child = self.command(&["run"]).stdout(out).stderr(err).spawn().expect("the relay starts");
+        let child = self.command(args).stdout(out).stderr(err).spawn().expect("the relay starts");
         Relay { child, config: self.clone(), log, exit: None }
     }
 
