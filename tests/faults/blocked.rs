@@ -54,11 +54,7 @@ async fn a_blocked_broker_is_waited_for(mode: &str, server: &PrivatePostgres, br
     assert_eq!(exit.code, Some(0), "{mode}");
     assert!(exit.took < Duration::from_secs(6), "{mode}: {exit:?}");
     broker.unblock().await;
-    let mut relay = stage.config.start_running().await;
-    stage.oracle.wait_for_all(&all).await;
-    relay.stop().await;
-    stage.oracle.assert_same_again();
-    stage.oracle.assert_nothing_else(&all);
+    stage.a_restart_delivers(&all).await;
 }
 
 /// A broker each: one side must not lift the other's alarm.

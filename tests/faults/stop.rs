@@ -105,11 +105,7 @@ async fn before_a_frozen_database(mode: &str) {
     assert!(exit.signal.is_none() && exit.code == Some(1), "{mode}: {exit:?}");
     server.thaw().await;
 
-    let mut relay = stage.config.start_running().await;
-    stage.oracle.wait_for_all(&all).await;
-    relay.stop().await;
-    stage.oracle.assert_same_again();
-    stage.oracle.assert_nothing_else(&all);
+    stage.a_restart_delivers(&all).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -92,6 +92,15 @@ impl Stage {
         rows.iter().map(|row| row.get(0)).collect()
     }
 
+    /// A relay that is started again delivers what is left of `all`, each as it was, and nothing else.
+    pub(crate) async fn a_restart_delivers(&self, all: &[String]) {
+        let mut relay = self.config.start_running().await;
+        self.oracle.wait_for_all(all).await;
+        relay.stop().await;
+        self.oracle.assert_same_again();
+        self.oracle.assert_nothing_else(all);
+    }
+
     /// Waits until every row is recorded as processed, and none waits for another attempt.
     pub(crate) async fn all_recorded(&self) {
         let left = "SELECT (SELECT count(*) FROM outbox_messages WHERE processed_on_utc IS NULL)
