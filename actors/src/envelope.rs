@@ -207,6 +207,8 @@ pub struct Settlement {
     pub envelope: Envelope,
     /// What became of it.
     pub verdict: Verdict,
+    /// Whether it was sent, and holds a share of the exposure until it is recorded.
+    pub exposed: bool,
 }
 
 /// An element of the stream that needs no publishing: the end of a transaction, a keepalive, a row that was recorded

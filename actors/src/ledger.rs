@@ -71,9 +71,9 @@ impl Ledger {
         self.watermark
     }
 
-    /// How many elements are settled but wait for an earlier one.
-    pub fn out_of_order(&self) -> usize {
-        self.ahead.iter().flatten().count()
+    /// Number of the first element that is not settled: all before it are.
+    pub fn next(&self) -> u64 {
+        self.next
     }
 }
 
@@ -130,7 +130,7 @@ mod tests {
                 prop_assert!(now.flush >= before.flush && now.position >= before.position);
                 before = now;
             }
-            prop_assert_eq!(ledger.out_of_order(), 0);
+            prop_assert_eq!(ledger.next(), marks.len() as u64);
         }
     }
 
@@ -141,7 +141,7 @@ mod tests {
         ledger.settle(2, Mark::End(Lsn(110)));
         ledger.settle(3, Mark::End(Lsn(500)));
         assert_eq!(ledger.watermark(), Watermark::default());
-        assert_eq!(ledger.out_of_order(), 3);
+        assert_eq!(ledger.next(), 0);
         ledger.settle(0, row(100, 1));
         assert_eq!(ledger.watermark().flush, Lsn(500));
     }

@@ -50,6 +50,22 @@ async fn one_transaction_larger_than_all_credits_passes_with_kept_rows() {
     stage.oracle.assert_no_duplicates();
 }
 
+/// The ends of transactions are known long before their rows are sent, and must not count as sent.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn transactions_of_one_row_pass_however_small_the_exposure() {
+    let stage = Stage::with("wal", |config| {
+        config.set("publish.exposure_messages", 16).set("publish.window_messages", 16)
+    })
+    .await;
+    stage.config.start_running().await.stop().await;
+    let all = stage.load(0, full(1_000, 20_000), 1).await;
+    let mut relay = stage.config.start_running().await;
+    stage.oracle.wait_for_all(&all).await;
+    stage.oracle.assert_order(&all);
+    relay.stop().await;
+    stage.oracle.assert_no_duplicates();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_idle_slot_follows_the_server() {
     let stage = Stage::set("wal").await;

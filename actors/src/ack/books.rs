@@ -16,12 +16,14 @@ pub(super) struct Books {
     ledger: Ledger,
     /// The watermark that is durable.
     written: Watermark,
+    /// Numbers of rows that were sent and have their verdict, beyond the contiguous prefix.
+    ahead: Vec<u64>,
 }
 
 impl Books {
     /// Books of a stream whose rows up to `resume` are recorded already.
     pub(super) fn behind(resume: Watermark) -> Self {
-        Self { ledger: Ledger::behind(resume), written: resume }
+        Self { ledger: Ledger::behind(resume), written: resume, ahead: Vec::new() }
     }
 
     /// Enters what needs no recording, and verdicts. An abandoned message has none.
@@ -32,7 +34,7 @@ impl Books {
         for passed in passed {
             self.ledger.settle(passed.number, passed.mark);
         }
-        for Settlement { envelope, verdict } in settlements {
+        for Settlement { envelope, verdict, exposed } in settlements {
             if *verdict == Verdict::Abandoned {
                 continue;
             }
@@ -40,7 +42,12 @@ impl Books {
                 .place
                 .ok_or_else(|| Error::new(Kind::Internal, "record a streamed row without a place"))?;
             self.ledger.settle(envelope.number, Mark::Row(place.position));
+            if *exposed {
+                self.ahead.push(envelope.number);
+            }
         }
+        let next = self.ledger.next();
+        self.ahead.retain(|number| *number >= next);
         Ok(())
     }
 
@@ -66,9 +73,10 @@ impl Books {
         watermark.flush
     }
 
-    /// Rows recorded beyond the contiguous prefix: after a crash they are streamed, and so sent, again.
-    pub(super) fn out_of_order(&self) -> u32 {
-        u32::try_from(self.ledger.out_of_order()).unwrap_or(u32::MAX)
+    /// Rows that were sent and have their verdict beyond the contiguous prefix: after a crash they are streamed, and so
+    /// sent, again. Ends and refused rows are known long before what stands before them is sent, and are not among them.
+    pub(super) fn exposed_ahead(&self) -> u32 {
+        u32::try_from(self.ahead.len()).unwrap_or(u32::MAX)
     }
 }
 

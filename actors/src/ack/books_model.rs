@@ -168,7 +168,7 @@ impl World {
 
     /// One transaction: what `record_stream` writes.
     fn commit(&mut self, settlements: &[Settlement], watermark: Watermark) {
-        for Settlement { envelope, verdict } in settlements {
+        for Settlement { envelope, verdict, .. } in settlements {
             let id = text(envelope);
             match verdict {
                 Verdict::Delivered if self.keep => {}
@@ -214,16 +214,12 @@ impl World {
                     if matches!(answer, Answer::Ack) {
                         self.received.insert(text(&envelope));
                     }
-                    relay
-                        .news
-                        .push_back((Vec::new(), vec![Settlement { envelope, verdict: answer.verdict() }]));
+                    relay.settle(envelope, answer.verdict());
                 }
             }
             Step::Abandon(n) => {
                 if let Some(envelope) = take(&mut relay.under_way, n) {
-                    relay
-                        .news
-                        .push_back((Vec::new(), vec![Settlement { envelope, verdict: Verdict::Abandoned }]));
+                    relay.settle(envelope, Verdict::Abandoned);
                 }
             }
             Step::Close(stored) => {
@@ -323,7 +319,7 @@ impl World {
         while !self.retries.is_empty() {
             self.run(&mut relay, Step::Retry(0, Answer::Ack, false));
         }
-        assert_eq!(relay.books.out_of_order(), 0);
+        assert_eq!(relay.books.exposed_ahead(), 0);
     }
 }
 
@@ -337,6 +333,10 @@ impl Relay {
         if !numbered.passed.is_empty() {
             self.news.push_back((numbered.passed, Vec::new()));
         }
+    }
+
+    fn settle(&mut self, envelope: Envelope, verdict: Verdict) {
+        self.news.push_back((Vec::new(), vec![Settlement { envelope, verdict, exposed: true }]));
     }
 
     fn release(&mut self) {

@@ -11,7 +11,36 @@ use self::{
     log::{Transaction, end_of},
     model::{Answer, Commit, Recorded, Step, World},
 };
-use crate::position::{Lsn, Position};
+use super::Books;
+use crate::{
+    envelope::{Envelope, Passed, Place, Row, Settlement, Verdict},
+    ledger::{Mark, Watermark},
+    position::{Lsn, Position},
+};
+
+/// Ends of transactions and rows that are refused are known while what stands before them waits to be sent: they took
+/// nothing of the exposure, and must not hold any.
+#[test]
+fn only_what_was_sent_counts_as_ahead() {
+    let row = |number, exposed| Settlement {
+        envelope: Envelope {
+            number,
+            place: Some(Place { position: Position { commit: Lsn(10), row: number + 1 }, xid: 1 }),
+            committed_at: None,
+            row: Row::default(),
+            bytes: 1,
+        },
+        verdict: Verdict::Delivered,
+        exposed,
+    };
+    let mut books = Books::behind(Watermark::default());
+    let ends: Vec<Passed> =
+        (50..100).map(|number| Passed { number, mark: Mark::End(Lsn(1_000 + number)) }).collect();
+    books.enter(&ends, &[row(0, true), row(2, true), row(3, false)]).unwrap();
+    assert_eq!(books.exposed_ahead(), 1, "row 2 alone: 0 is in the prefix, 3 was never sent");
+    books.enter(&[], &[row(1, true)]).unwrap();
+    assert_eq!(books.exposed_ahead(), 0);
+}
 
 fn step() -> impl Strategy<Value = Step> {
     let answer = || {

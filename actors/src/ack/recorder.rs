@@ -71,7 +71,7 @@ impl StreamRecorder {
 
     /// Whether something is known that is not written yet and should be, though nothing new arrives.
     pub fn owes_progress(&self) -> bool {
-        self.books.owe() || self.exposure.cost().messages > self.books.out_of_order()
+        self.books.owe() || self.exposure.cost().messages > self.books.exposed_ahead()
     }
 
     /// Records `news` and returns when all of it is durable (kept rows: when it is written, or not due yet).
@@ -245,7 +245,7 @@ impl StreamRecorder {
         });
         self.shared.figures.durable_lsn.fetch_max(flush.0, Relaxed);
         let held = self.exposure.cost().messages;
-        let settled = held.saturating_sub(self.books.out_of_order());
+        let settled = held.saturating_sub(self.books.exposed_ahead());
         self.exposure.split(Cost { messages: settled, bytes: 0 }).give_back();
     }
 

@@ -25,7 +25,8 @@ use futures_util::future::LocalBoxFuture;
 use crate::{
     credit::{Cost, Credit},
     envelope::{
-        Envelope, Message, MessageBatch, Origin, Raw, RawBatch, Row, Settlement, StreamEvent, Verdict,
+        Envelope, Message, MessageBatch, Origin, Raw, RawBatch, Rejection, Row, Settlement, StreamEvent,
+        Verdict,
     },
     error::{Error, Kind, Result},
     metrics::{Stage, StageMetrics},
@@ -261,14 +262,19 @@ impl Loop {
                 decoded.messages.push(Message { envelope, exchange, own_exchange, routing_key, properties })
             }
             Err(rejection) => {
-                decoded.refused.push(Settlement { envelope, verdict: Verdict::Rejected(rejection) });
+                decoded.refused.push(refused(envelope, rejection));
             }
         }
     }
 }
 
 fn refuse(decoded: &mut MessageBatch, envelope: Envelope, detail: String) {
-    decoded.refused.push(Settlement { envelope, verdict: Verdict::Rejected(invalid(detail)) });
+    decoded.refused.push(refused(envelope, invalid(detail)));
+}
+
+/// A row that is never sent.
+fn refused(envelope: Envelope, rejection: Rejection) -> Settlement {
+    Settlement { envelope, verdict: Verdict::Rejected(rejection), exposed: false }
 }
 
 fn empty(credit: Credit, passed: Vec<crate::envelope::Passed>) -> MessageBatch {

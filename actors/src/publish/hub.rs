@@ -208,7 +208,7 @@ impl Hub {
         self.acquit(&job, true);
         let cost = job.cost();
         let Job { message, batch, .. } = job;
-        let settlement = Settlement { envelope: message.envelope, verdict };
+        let settlement = Settlement { envelope: message.envelope, verdict, exposed: exposure.is_some() };
         match &*batch {
             Batch::Stream(credit) => {
                 let credit = credit.borrow_mut().split(cost);

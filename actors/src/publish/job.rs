@@ -108,5 +108,5 @@ pub(super) fn open_claim(
 
 /// A message with the verdict that its outcome is unknown.
 pub(super) fn abandoned(message: Message) -> Settlement {
-    Settlement { envelope: message.envelope, verdict: Verdict::Abandoned }
+    Settlement { envelope: message.envelope, verdict: Verdict::Abandoned, exposed: false }
 }

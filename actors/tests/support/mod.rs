@@ -213,7 +213,7 @@ pub fn settings(url: String, direct_url: String) -> Settings {
 pub fn settle(number: usize, row: Row, verdict: Verdict) -> Settlement {
     let bytes = row.bytes() as u32;
     let envelope = Envelope { number: number as u64, place: None, committed_at: None, row, bytes };
-    Settlement { envelope, verdict }
+    Settlement { envelope, verdict, exposed: true }
 }
 
 pub fn rejected(reason: postrider_actors::envelope::Reason) -> Verdict {
